@@ -164,7 +164,9 @@ def read_cells(path: Path = CELLS) -> list[Cell]:
     with path.open(encoding="utf-8", newline="") as file:
         return [
             Cell(
-                *(row[name] for name in ("family", "direction", "dtype")),
+                row["family"],
+                row["direction"],
+                row["dtype"],
                 int(row["positions"]),
                 int(row["classes"]),
                 float(row["time_us"]),

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import traceback
 from importlib import import_module
 
 import pytest
@@ -75,11 +76,23 @@ def test_a_star_imports_all_names(name: str) -> None:
 @pytest.mark.parametrize("name", LATE)
 def test_a_missing_name_is_refused_like_that_of_any_module(name: str) -> None:
     module = import_module(name)
-    with pytest.raises(AttributeError, match=rf"^module '{name}' has no attribute 'profil_'$") as refused:
-        module.profil_  # noqa: B018
-    assert (refused.value.name, refused.value.obj) == ("profil_", module)  # Python suggests a name of dir(obj)
-    with pytest.raises(ImportError, match=rf"cannot import name 'profil_' from '{name}'"):
-        exec(f"from {name} import profil_")
+    with pytest.raises(AttributeError, match=rf"^module '{name}' has no attribute 'zzz'$") as refused:
+        module.zzz  # noqa: B018
+    assert (refused.value.name, refused.value.obj) == ("zzz", module)
+    with pytest.raises(ImportError, match=rf"cannot import name 'zzz' from '{name}'"):
+        exec(f"from {name} import zzz")
+
+
+@pytest.mark.parametrize("name", [*LATE, "nkilib.torch", "nkilib.jax"])
+def test_for_a_misspelt_name_the_nearest_one_is_suggested_once(name: str) -> None:
+    pytest.importorskip(name.removeprefix("nkilib.") if name in ("nkilib.torch", "nkilib.jax") else "numpy")
+    module = import_module(name)
+    meant = next(known for known in module.__all__ if len(known) > 9)
+    with pytest.raises(AttributeError) as refused:
+        getattr(module, f"{meant}y")
+    (printed_line,) = traceback.format_exception_only(refused.value)
+    assert printed_line.endswith(f": module '{name}' has no attribute '{meant}y'; did you mean '{meant}'?\n")
+    assert not hasattr(module, "__wrapped__") and not hasattr(module, f"_{meant}")
 
 
 @pytest.mark.parametrize("name", LATE)

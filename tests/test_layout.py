@@ -19,7 +19,7 @@ NKILIB = CHECKOUT / "nkilib"
 PACKAGES = [init.parent for init in sorted(NKILIB.rglob("__init__.py"))]
 MODULES = sorted(NKILIB.rglob("*.py"))
 
-MOST_FILES = 551
+MOST_FILES = 552
 MOST_LINES_OF_FILE, MOST_CODE_LINES_OF_FILE = 600, 400
 MOST_LINES_OF_FUNCTION = 60
 MOST_FILES_OF_FOLDER = 15
@@ -82,7 +82,10 @@ def test_paths_of_modules_in_a_map_lead_somewhere(package: Path) -> None:
 
 
 def test_the_library_has_few_files() -> None:
-    assert len(MODULES) <= MOST_FILES, "join what is always read together, or raise the limit in the same change"
+    assert len(MODULES) <= MOST_FILES, (
+        f"nkilib has {len(MODULES)} files: raise MOST_FILES in tests/test_layout.py to that if each new file has a "
+        f"concept of its own (a new elementwise loss has two files), else join what is always read together"
+    )
 
 
 def test_folders_are_small_and_not_deep() -> None:

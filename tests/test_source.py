@@ -77,7 +77,7 @@ def test_targets_run_the_linters_and_a_tier(target: str, arguments: str) -> None
 
 
 def test_make_test_runs_ruff_and_mypy_on_everything_and_make_lint_the_same() -> None:
-    assert linters()[:3] == ["ruff check .", "ruff format --check .", "mypy"]
+    assert linters()[:4] == ["ruff check .", "ruff format --check .", "tools.check_prose", "mypy"]
     checked = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["mypy"]["files"]
     assert set(checked) == {path.parent.name for path in CHECKOUT.glob("*/__init__.py")}
     # The pages are the same whatever is installed, and the site needs everything.

@@ -11,6 +11,7 @@ limits, where a cheaper launch is known by now. Rows that the grid no longer mee
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 
 from nkilib.core.plan_limits import PlanLimits, shrunk
@@ -56,13 +57,26 @@ def written_rows(family: PlanFamily) -> list[Row]:
     return rows
 
 
+def what_changed(before: Sequence[Row], after: Sequence[Row]) -> str:
+    """Say by how many rows two versions of a table differ."""
+    earlier, later = ({key(row.branches): row for row in rows} for rows in (before, after))
+    if earlier == later:
+        return "the table is unchanged"
+    new, gone = len(later.keys() - earlier.keys()), len(earlier.keys() - later.keys())
+    other = sum(earlier[each] != later[each] for each in earlier.keys() & later.keys())
+    return f"the table has changed: {new} rows are new, {gone} removed and {other} different"
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("families", nargs="*", choices=[*FAMILIES, []], help="which tables; all of them by default")
     for name in parser.parse_args().families or FAMILIES:
         family = FAMILIES[name]
-        rows = written_rows(family)
-        family.write(rows)
+        earlier = family.rows() if family.table.exists() else []
+        family.write(written_rows(family))
+        rows = family.rows()
+        under_limits = sum(bool(row.limits) for row in rows)
         print(
-            f"{name}: {len(rows)} combinations, {sum(bool(row.limits) for row in rows)} launched under smaller limits"
+            f"{name}: {len(rows)} combinations, {under_limits} launched under smaller limits; "
+            f"{what_changed(earlier, rows)}"
         )

@@ -16,5 +16,6 @@ Facts about this machine:
 For public functions and commands:
 
 - ``deprecation``: warnings of names and arguments that will be removed;
+- ``missing_names``: the error for a name that a module does not have, with the nearest name;
 - ``quiet_exit``: the end of a command that is interrupted.
 """

@@ -11,10 +11,16 @@ and handles ``jax.vmap``, ``derivatives`` prepares arrays for derivatives, ``ver
 ``python -m nkilib verify`` runs, and ``_requirement`` the accepted releases of JAX.
 """
 
+from typing import TYPE_CHECKING
+
 import nkilib._refuse_mixture
 import nkilib.jax._requirement  # noqa: F401
+from nkilib.base.missing_names import refusing
 from nkilib.jax.functions.cross_entropy import CrossEntropyOutputs, cross_entropy
 from nkilib.jax.functions.linear_cross_entropy import linear_cross_entropy
 from nkilib.jax.functions.linear_token_scores import LinearTokenScores, linear_token_scores
 
 __all__ = ["CrossEntropyOutputs", "LinearTokenScores", "cross_entropy", "linear_cross_entropy", "linear_token_scores"]
+
+if not TYPE_CHECKING:  # a type checker would take every name for a known one
+    __getattr__ = refusing(__name__, __all__)

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import nkilib._refuse_mixture  # noqa: F401
 
+from ..base.missing_names import missing_name
 from ..base.statements import Work, states_trips, states_work
 from .hardware.options import Options, using
 from .install import install
@@ -119,7 +120,7 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> Any:
         """Return ``Profile`` or ``profile``; their module is loaded at first use, because launches do not need it."""
         if name not in ("Profile", "profile"):
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            raise missing_name(__name__, name, __all__)
         from .profiling import profile as module
 
         globals().update(Profile=module.Profile, profile=module.profile)

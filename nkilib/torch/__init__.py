@@ -16,8 +16,11 @@ Importing this package imports torch, which no other part of nkilib imports, and
 - ``_requirement``: the releases of torch that are supported.
 """
 
+from typing import TYPE_CHECKING
+
 import nkilib._refuse_mixture
 import nkilib.torch._requirement  # noqa: F401
+from nkilib.base.missing_names import refusing
 from nkilib.torch.functions.binary_cross_entropy import (
     BCELoss,
     BCEWithLogitsLoss,
@@ -148,3 +151,6 @@ __all__ = [
     "vocab_parallel_cross_entropy",
     "vocab_parallel_linear_cross_entropy",
 ]
+
+if not TYPE_CHECKING:  # a type checker would take every name for a known one
+    __getattr__ = refusing(__name__, __all__)

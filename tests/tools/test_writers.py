@@ -15,7 +15,7 @@ import pytest
 from nkilib.core.plan_limits import limits_in_force
 from tests.experimental.plans import coverage
 from tests.experimental.plans.coverage import TEST, Branches, PlanFamily, Row, Size
-from tools.write_plans import written_rows
+from tools.write_plans import what_changed, written_rows
 
 # What a chunk took by an earlier plan, and by a later one.
 _BYTES = {"earlier": 4, "later": 8}
@@ -58,6 +58,13 @@ def test_a_row_whose_limits_the_plan_now_refuses_is_rewritten(tmp_path: Path, mo
     rows = written_rows(_family("later"))
     several = Row({"chunks": "several"}, {"columns": 4096}, {"columns": 5}, {"sbuf_bytes": 16}, f"{TEST}[made_up-5-16]")
     assert several in rows and len(rows) == 2
+
+
+def test_what_changed_is_said() -> None:
+    one, other, third = (Row({"chunks": chunks}, {"columns": 8}, {"columns": 8}) for chunks in ("a", "b", "c"))
+    assert what_changed([one, other], [other, one]) == "the table is unchanged"
+    after = [replace(other, launched={"columns": 4}), third]
+    assert what_changed([one, other], after) == "the table has changed: 1 rows are new, 1 removed and 1 different"
 
 
 def test_a_row_that_still_takes_its_branches_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

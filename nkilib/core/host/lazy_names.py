@@ -15,6 +15,8 @@ from importlib import import_module
 from types import FunctionType
 from typing import Any, Final
 
+from nkilib.base.missing_names import missing_name
+
 _DIRECTIONS: Final = re.compile("(_forward|_backward|_mixture)+$")
 
 
@@ -35,7 +37,7 @@ def lazy_names(
 
     def get(name: str) -> Any:
         if name not in names:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            raise missing_name(package, name, names)
         loss = _DIRECTIONS.sub("", name)
         value = getattr(import_module(f"{package}.{modules[loss]}"), name)
         if name != loss and isinstance(value, FunctionType):

@@ -32,6 +32,7 @@ from ..memory.storage import Storage
 from ..tensors.tensor import NkiTensor
 from ..tensors.view import allowed_starts
 from ..terms import dtypes as dt
+from ..terms.argument_checks import division_remedy
 from ..terms.descriptions import describe_foreign_value, describe_tensor
 from ..terms.dtypes import DType, as_dtype
 from ..terms.enums import HBM, ON_CHIP, MemoryRegion, as_region
@@ -56,9 +57,9 @@ def _sizes(shape: Sequence[int], region: MemoryRegion) -> tuple[int, ...]:
     try:
         sizes = tuple(map(index, shape))
     except TypeError:
-        divided = isinstance(shape, Sequence) and any(isinstance(size, float) and size % 1 == 0 for size in shape)
-        advice = "; divide with //, which gives an integer" if divided else ""
-        raise NkiValidationError(f"shape must be a tuple of positive integers, got {shape!r}{advice}") from None
+        raise NkiValidationError(
+            f"shape must be a tuple of positive integers, got {shape!r}{division_remedy(shape)}"
+        ) from None
     # On-chip tensors "are always at least 2-D" (language guide), yet examples of the API make them of shape [1].
     return (*sizes, 1) if region in ON_CHIP and len(sizes) == 1 else sizes
 

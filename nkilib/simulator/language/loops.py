@@ -28,7 +28,7 @@ from ..machine.core import Core, current_core, current_core_or_none
 from ..machine.loops import LoopRun, RunTimeLoop, name_of_body
 from ..tensors.device_integers import DeviceInteger, NkiScalar, VirtualRegister, int32_of
 from ..tensors.tensor import NkiTensor
-from ..terms.argument_checks import is_integer
+from ..terms.argument_checks import DIVISION, is_integer
 from ..terms.dtypes import int32
 from ..terms.errors import ArgumentTypeError, NkiValidationError, RegisterTypeError, kernel_location
 from ..terms.spec import DataNeeded, ValuesWanted
@@ -45,10 +45,7 @@ def _unrolled(what: str, start: int, stop: int | None, step: int) -> range:
     bounds = (0, start) if stop is None else (start, stop)
     for value in (*bounds, step):
         if isinstance(value, float | np.floating):
-            raise NkiValidationError(
-                f"{what}: bounds and step must be integers, got the float {value!r}; of two integers, / makes a float: "
-                f"divide with //, which rounds down to an integer"
-            )
+            raise NkiValidationError(f"{what}: bounds and step must be integers, got the float {value!r}{DIVISION}")
     try:
         return range(*bounds, step)
     except RegisterTypeError:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..hardware.current import current_generation
-from ..terms.argument_checks import as_integer, as_integers
+from ..terms.argument_checks import as_integer, as_integers, division_remedy
 from ..terms.dtypes import COMPUTABLE, DType, int32, int64
 from ..terms.enums import ON_CHIP, MemoryRegion, nc_version
 from ..terms.errors import NkiValidationError, OutOfRangeError
@@ -78,7 +78,7 @@ def _integer(tensor: View, dim: int, value: Any, item: Any) -> int:
         if isinstance(value, DeviceInteger):
             remedy = "; use nl.ds(register, size)"
         else:
-            remedy = f"; use select({dim}, tensor)" if hasattr(value, "buffer") else ""
+            remedy = f"; use select({dim}, tensor)" if hasattr(value, "buffer") else division_remedy(value)
         raise NkiValidationError(
             f"{tensor} can be indexed with integers, slices, ... and nl.ds, got {item!r} for dimension {dim}{remedy}"
         ) from None

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..terms.argument_checks import as_integer, as_integers
+from ..terms.argument_checks import as_integer, as_integers, division_remedy
 from ..terms.dtypes import DType, as_dtype
 from ..terms.errors import NkiValidationError, OutOfRangeError
 from ..terms.layout import Layout, extent, reshape_strides, row_major_strides
@@ -369,7 +369,9 @@ class AccessPatterns(IndexedViews, ReshapedViews):
             strides = [as_int(stride) for stride, _ in pattern]
             shape = [as_int(count) for _, count in pattern]
         except (TypeError, ValueError):
-            raise NkiValidationError(f"NkiTensor.ap: pattern must be [[stride, count], ...], got {pattern!r}") from None
+            raise NkiValidationError(
+                f"NkiTensor.ap: pattern must be [[stride, count], ...], got {pattern!r}{division_remedy(pattern)}"
+            ) from None
         if not shape or min(shape) < 0:
             raise NkiValidationError(f"NkiTensor.ap: pattern needs a dimension and counts >= 0, got {pattern!r}")
         if not self.is_on_chip():

@@ -3,7 +3,7 @@
 
 """Checks of the values of arguments. Errors name the offending argument.
 
-- :func:`is_integer`, :func:`as_integer`, :func:`as_integers`: integers;
+- :func:`is_integer`, :func:`as_integer`, :func:`as_integers`: integers; :func:`division_remedy`: a hint at ``//``;
 - :func:`wrong_value`, :func:`wrong_argument`: find arguments that are no values of NKI.
 
 A *value of NKI* is a value that a kernel can pass to a function of NKI: a tensor, number, string, tuple or the like.
@@ -28,9 +28,21 @@ def is_integer(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def _remedy(values: Any) -> str:
-    is_quotient = any(isinstance(value, float) and value.is_integer() for value in values)
-    return "; of two integers, / makes a float and // an integer" if is_quotient else ""
+# What follows in an error about a float that should be an integer.
+DIVISION = "; of two integers, / makes a float and // an integer"
+
+
+def _has_quotient(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return any(map(_has_quotient, value))
+    return isinstance(value, float) and value.is_integer()
+
+
+def division_remedy(value: Any) -> str:
+    """Return :data:`DIVISION` if ``value``, which should be an integer or a sequence of integers, is or holds a float
+    that may be the result of a division; else an empty string.
+    """
+    return DIVISION if _has_quotient(value) else ""
 
 
 def as_integer(what: str, value: Any) -> int:
@@ -49,7 +61,7 @@ def as_integer(what: str, value: Any) -> int:
     except RegisterTypeError:
         raise
     except TypeError:
-        raise NkiValidationError(f"{what} must be an integer, got {value!r}{_remedy([value])}") from None
+        raise NkiValidationError(f"{what} must be an integer, got {value!r}{division_remedy(value)}") from None
 
 
 def as_integers(what: str, values: Any) -> tuple[int, ...]:
@@ -68,8 +80,9 @@ def as_integers(what: str, values: Any) -> tuple[int, ...]:
     except RegisterTypeError:
         raise
     except TypeError:
-        parts = values if isinstance(values, tuple | list) else []
-        raise NkiValidationError(f"{what} must be a tuple of integers, got {values!r}{_remedy(parts)}") from None
+        raise NkiValidationError(
+            f"{what} must be a tuple of integers, got {values!r}{division_remedy(values)}"
+        ) from None
 
 
 def wrong_value(function: str, arguments: Mapping[str, Any]) -> ArgumentTypeError | None:

@@ -5,7 +5,8 @@
 
 - :func:`call_error`, :func:`bound_call`, :func:`keyword_suggestions`: for functions that check their calls themselves;
 - :func:`wrong_call_in`: for functions whose calls Python checks. Python's message has the ``__qualname__`` of such a
-  function; :data:`PUBLIC_NAMES` finds the function by it.
+  function; :data:`PUBLIC_NAMES` finds the function by it;
+- :func:`with_hint`: for operations of Python on a float instead of an integer, or on a tensor.
 
 *Label* is the name of a function in the simulator's messages, such as ``nisa.activation``.
 """
@@ -20,6 +21,7 @@ from enum import Enum
 from types import CodeType, FrameType
 from typing import Any
 
+from .argument_checks import DIVISION
 from .errors import ArgumentTypeError
 
 # Removed keywords, by function and parameter, or by parameter alone (nki/migration/index.rst).
@@ -186,6 +188,33 @@ PUBLIC_NAMES = PublicNames()
 
 # How Python begins its message about a call that does not fit a signature.
 _PYTHONS_MESSAGE = re.compile(r"([\w.]+)\(\) (missing|takes|got) ")
+
+
+# Messages of Python about what a kernel does with a float or a tensor, and what follows them.
+_HINTS = (
+    (
+        re.compile(
+            r"'(numpy\.)?float\d*' object cannot be interpreted as an integer"
+            r"|can't multiply sequence by non-int of type '(numpy\.)?float\d*'"
+            r"|(list|tuple|string|range object) (indices|index) must be integers.*float"
+            r"|slice indices must be integers"
+            r"|unsupported operand type\(s\) for (<<|>>|&|\^|\|)=?: .*'float'"
+        ),
+        DIVISION,
+    ),
+    (re.compile(r"object of type 'NkiTensor' has no len\(\)"), "; use its .shape[0]"),
+)
+
+
+def with_hint(error: Exception) -> ArgumentTypeError | None:
+    """Return the error for an operation of Python that a kernel used on a float instead of an integer, or on a tensor;
+    None for other errors. Its message is the one of Python and a hint.
+    """
+    if isinstance(error, TypeError):
+        for message, hint in _HINTS:
+            if message.match(str(error)):
+                return ArgumentTypeError(f"{error}{hint}")
+    return None
 
 
 def wrong_call_in(frame: FrameType, error: Exception) -> ArgumentTypeError | None:

@@ -5,7 +5,7 @@
 
 - :func:`shortened`: removes the simulator's frames from an error's traceback;
 - :func:`is_fault`: whether an error is a fault of the simulator;
-- :func:`misuse_of`: the error to raise instead, where a wrong call of a function of NKI is the cause.
+- :func:`misuse_of`: the error to raise instead, where a wrong call or a float instead of an integer is the cause.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 from types import FrameType, TracebackType
 
 from .argument_checks import wrong_value
-from .calls import PUBLIC_NAMES, wrong_call_in
+from .calls import PUBLIC_NAMES, with_hint, wrong_call_in
 from .errors import ArgumentTypeError, NkiValidationError, UncomputedError, is_library
 
 # The environment variable that shows all frames, and the value that it must have.
@@ -109,7 +109,8 @@ def is_fault(error: BaseException) -> bool:
 
 
 def misuse_of(error: Exception) -> ArgumentTypeError | None:
-    """Return the error for an exception that a wrong call of a function or method of NKI has caused, else None.
+    """Return the error for an exception that a wrong call of a function or method of NKI has caused, or an operation of
+    Python on a float instead of an integer; None for other exceptions.
 
     This serves functions that do not check their arguments: Python itself rejects the arguments, or an argument that is
     no value of NKI fails somewhere inside the function. The returned error has the traceback of ``error``.
@@ -126,7 +127,7 @@ def misuse_of(error: Exception) -> ArgumentTypeError | None:
         if wrong is not None:
             wrong.__cause__ = error
     else:
-        wrong = wrong_call_in(entries[users[-1]].tb_frame, error)
+        wrong = wrong_call_in(entries[users[-1]].tb_frame, error) or with_hint(error)
         if wrong is not None:
             wrong.__suppress_context__ = True
     return None if wrong is None else wrong.with_traceback(error.__traceback__)

@@ -5,6 +5,7 @@
 
 - :class:`Caller`: the function that messages name; :func:`counterpart`: the function that messages recommend instead;
 - :func:`check_tensors`, :func:`check_plain`, :func:`check_devices`: the tensors of a call; :func:`check_loss` runs all;
+- :func:`tensor_remedy`: how to get a tensor from an argument that is none;
 - :func:`check_tile_dtype`, :func:`check_float_dtype`, :func:`check_constant`, :func:`check_same_shape`: one tensor;
 - :func:`check_inplace`: the memory over which a gradient is written;
 - :func:`broadcast_shape`: the common shape of tensors; :func:`autocast_dtype`: the dtype of products under autocast.
@@ -19,6 +20,7 @@ from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._C._functorch import is_gradtrackingtensor
@@ -78,6 +80,20 @@ _MOST_VIEWS: Final = 16
 _MOST_TYPES: Final = 32
 
 
+def tensor_remedy(function: str, name: str, value: object) -> str:
+    """Return the end of a message that says how to get a tensor from ``value``; empty if nothing is known."""
+    if is_lazy(value):
+        instead = f", or call {counterpart(function)}" if hasattr(functional, function) else ""
+        return f"; pass {name}.compute(), which is a tensor{instead}"
+    if isinstance(value, int | float):
+        return f"; pass torch.tensor({value})"
+    if isinstance(value, list | tuple):
+        return f"; pass torch.tensor({name})"
+    if isinstance(value, np.ndarray):
+        return f"; pass torch.from_numpy({name})"
+    return f"; pass torch.from_dlpack({name})" if hasattr(value, "__dlpack__") else ""
+
+
 def check_tensors(caller: Caller, tensors: Mapping[str, Any], optional: Collection[str] = ()) -> None:
     """Check that arguments are tensors with strides; those whose names are in ``optional`` may be None.
 
@@ -87,10 +103,7 @@ def check_tensors(caller: Caller, tensors: Mapping[str, Any], optional: Collecti
     """
     for name, value in tensors.items():
         if not (isinstance(value, Tensor) or (name in optional and value is None)):
-            remedy = f"; pass torch.tensor({value})" if isinstance(value, int | float) else ""
-            if is_lazy(value):
-                instead = f", or call {counterpart(caller.function)}" if hasattr(functional, caller.function) else ""
-                remedy = f"; pass {name}.compute(), which is a tensor{instead}"
+            remedy = tensor_remedy(caller.function, name, value)
             raise TypeError(f"{caller}: argument {name!r} must be Tensor, not {type(value).__name__}{remedy}")
         if value is not None and (value.is_nested or value.layout != torch.strided):
             got = "a nested tensor" if value.is_nested else value.layout

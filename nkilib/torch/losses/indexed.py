@@ -183,9 +183,12 @@ def int32_targets(target: Tensor, num_classes: int, ignore_index: int = -100, **
     if unknown:
         refuse_unknown(int32_targets, unknown)
     caller = "int32_targets"
-    if not isinstance(target, Tensor) or target.dtype not in INDEX_DTYPES:
-        got = target.dtype if isinstance(target, Tensor) else type(target).__name__
-        raise TypeError(f"{caller}: target must be a tensor of an integer type, got {got}; pass class indices")
+    needed = "target must be a tensor of an integer type"
+    if not isinstance(target, Tensor):
+        remedy = checks.tensor_remedy(caller, "target", target)
+        raise TypeError(f"{caller}: {needed}, got {type(target).__name__}{remedy}")
+    if target.dtype not in INDEX_DTYPES:
+        raise TypeError(f"{caller}: {needed}, got {target.dtype}; pass class indices")
     if target.device.type != "cpu":
         raise ValueError(
             f"{caller}: target must be on the CPU, where its values can be looked at, got {target.device}; call it "

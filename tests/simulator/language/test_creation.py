@@ -493,7 +493,7 @@ def test_a_refusal_names_its_own_tensor() -> None:
 
 def test_a_shape_of_other_numbers_that_are_equal_is_refused_as_ever() -> None:
     _made((4, 8))
-    with pytest.raises(NkiValidationError, match=r"positive integers, got \(4, 8\.0\); divide with //, which"):
+    with pytest.raises(NkiValidationError, match=r"positive integers, got \(4, 8\.0\); of two integers, / makes"):
         _made((4, 8.0))
 
 

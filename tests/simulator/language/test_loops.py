@@ -47,7 +47,7 @@ def test_a_static_range_takes_no_floats_and_advises_the_division_of_integers(loo
     value = next(bound for bound in bounds if not isinstance(bound, int))
     assert without_line(message) == (
         f"nl.{loop.__name__}: bounds and step must be integers, got the float {value!r}; of two integers, / makes a "
-        f"float: divide with //, which rounds down to an integer"
+        f"float and // an integer"
     )
     assert message.startswith(f"{__file__}:")
 

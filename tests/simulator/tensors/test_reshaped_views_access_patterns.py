@@ -17,6 +17,7 @@ from numpy.lib.stride_tricks import as_strided
 from nkilib.nki import nisa, nl
 from nkilib.simulator import NkiValidationError, OutOfRangeError
 from nkilib.simulator.tensors.tensor import NkiTensor
+from nkilib.simulator.terms.argument_checks import DIVISION
 from tests.simulator.frame import counted, empty, fetched, in_hbm, in_sbuf, indices, refused, run, stored, without_place
 from tests.simulator.kernels import load
 from tests.simulator.refused_views import TensorOf, constraints
@@ -305,6 +306,7 @@ SHORTS = TensorOf(shorts)
     FLAT.ap([4, 6]).says("pattern must be [[stride, count], ...], got [4, 6]").fixed([[4, 6]]),
     FLAT.ap([[4, 6, 1]]).says("pattern must be [[stride, count], ...], got [[4, 6, 1]]").fixed([[4, 6]]),
     FLAT.ap([[1.5, 2]]).says("pattern must be [[stride, count], ...], got [[1.5, 2]]").fixed([[1, 2]]),
+    FLAT.ap([[2 / 2, 2]]).says(f"pattern must be [[stride, count], ...], got [[1.0, 2]]{DIVISION}").fixed([[1, 2]]),
     ON_CHIP.ap([[4, 6]])
     .says(
         "an on-chip pattern starts with the partition dimension and has at least one free dimension, got [[4, 6]]",

@@ -29,6 +29,7 @@ from nkilib.simulator.tensors.view import (
     placed_partition,
     possible_starts,
 )
+from nkilib.simulator.terms.argument_checks import DIVISION
 from nkilib.simulator.terms.dtypes import as_dtype
 
 from ..frame import counted, empty, in_hbm, in_sbuf, indices, refused, run, tensor_of
@@ -268,7 +269,7 @@ def test_a_static_select_keeps_two_dimensions_on_chip_and_one_in_hbm() -> None:
         .fixed(0, 3),
         PLAIN.select(-3, 0).says(f"dim must be in [0, 2) of {HBM}, got -3", error=OutOfRangeError).fixed(-2, 0),
         PLAIN.select(0, 1.0)
-        .refused_with(f"{HBM} can be indexed with integers, slices, ... and nl.ds, got 1.0 for dimension 0")
+        .refused_with(f"{HBM} can be indexed with integers, slices, ... and nl.ds, got 1.0 for dimension 0{DIVISION}")
         .fixed(0, 1),
         GATHERED.select(0, 1)
         .refused_with("tensor [2, 6] float32 in private_hbm: dimension 0 is indirect and cannot be indexed")

@@ -31,6 +31,7 @@ from nkilib.simulator import (
     ranks,
     spec,
 )
+from nkilib.simulator.terms.argument_checks import DIVISION
 from nkilib.simulator.terms.errors import CoreAbortedError, add_location, add_location_of_traceback
 from nkilib.simulator.terms.tracebacks import FULL, VARIABLE
 from tests.fresh_python import with_checkout
@@ -181,6 +182,31 @@ def test_an_error_of_another_class_stays_as_it_is() -> None:
         raise IndexError("mine")
 
     assert refused(IndexError, lambda: run(kernel, cores=2)) == "mine"
+
+
+@pytest.mark.parametrize(
+    ("action", "hint"),
+    [
+        (lambda n: range(0, n / 1, 2), DIVISION),
+        (lambda n: range(np.float64(n)), DIVISION),
+        (lambda n: [0] * (n / 2), DIVISION),
+        (lambda n: [1, 2, 3][n / 2], DIVISION),
+        (lambda n: (1, 2, 3)[n / 2], DIVISION),
+        (lambda n: [1, 2, 3][: n / 2], DIVISION),
+        (lambda n: n << (n / 2), DIVISION),
+        (lambda n: len(in_hbm(X)), "; use its .shape[0]"),
+        (lambda n: n + "1", ""),
+    ],
+)
+def test_a_float_where_python_wants_an_integer_gets_the_line_and_a_hint(action: Any, hint: str) -> None:
+    def kernel() -> None:
+        action(4)
+
+    with pytest.raises(TypeError) as of_python:
+        action(4)
+    message = refused(nkilib.simulator.ArgumentTypeError if hint else TypeError, lambda: run(kernel))
+    line = inspect.getsourcelines(action)[1]
+    assert message == (f"{__file__}:{line}: {of_python.value}{hint}" if hint else str(of_python.value))
 
 
 def test_outside_a_kernel_there_is_no_line_to_name() -> None:

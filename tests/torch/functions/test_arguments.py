@@ -238,6 +238,24 @@ def test_a_tensor_as_an_option_breaks_a_graph_and_is_taken() -> None:
     torch.testing.assert_close(torch.compile(loss, backend="eager")(X, torch.tensor(0.5)), loss(X, 0.5))
 
 
+class DLPack:
+    """An array of another library."""
+
+    def __dlpack__(self) -> None: ...
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_an_array_or_a_list_is_refused_with_the_remedy(name: str) -> None:
+    first, *others = MINIMAL[name]
+    for value, remedy in (
+        (first.float().numpy(), r"ndarray; pass torch\.from_numpy\(\w+\)"),
+        (first.tolist(), r"list; pass torch\.tensor\(\w+\)"),
+        (DLPack(), r"DLPack; pass torch\.from_dlpack\(\w+\)"),
+    ):
+        with pytest.raises(TypeError, match=rf"^{name}: .* (must be Tensor, not|type, got) {remedy}$"):
+            getattr(ours, name)(value, *others)
+
+
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "int32_targets"])
 def test_tensors_without_strides_are_refused(name: str) -> None:
     first, *others = MINIMAL[name]

@@ -103,7 +103,7 @@ def test_targets_are_checked_and_narrowed_on_the_host(dtype: torch.dtype) -> Non
         (torch.tensor([[0, 1], [2**32 + 3, 2]]), IndexError, "Target 4294967299 is out of bounds: position 2"),
         (torch.tensor([CLASSES]), IndexError, "must have a class from 0 to 10 or ignore_index, -100"),
         (torch.tensor([0.5]), TypeError, "target must be a tensor of an integer type, got torch.float32"),
-        ([1, 2], TypeError, "must be a tensor of an integer type, got list; pass class indices"),
+        ([1, 2], TypeError, r"must be a tensor of an integer type, got list; pass torch\.tensor\(target\)"),
         (
             torch.zeros(1, dtype=torch.int64, device="meta"),
             ValueError,

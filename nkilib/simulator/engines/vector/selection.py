@@ -29,6 +29,7 @@ from ...numerics.operators import ARITHMETIC, Binary
 from ...tensors.device_integers import DeviceInteger, int32_of
 from ...tensors.tensor import NkiTensor
 from ...terms import dtypes as dt
+from ...terms.argument_checks import division_remedy
 from ...terms.dtypes import uint8, uint16, uint32
 from ...terms.enums import Engine, MemoryRegion, nc_version
 from ...terms.enums import reduce_cmd as commands
@@ -66,7 +67,9 @@ def affine_values(
         steps = [index(step) for step, _ in pattern]
         counts = [index(count) for _, count in pattern]
     except (TypeError, ValueError):
-        raise NkiValidationError(f"pattern must be [[step, num], ...] of integers, got {pattern!r}") from None
+        raise NkiValidationError(
+            f"pattern must be [[step, num], ...] of integers, got {pattern!r}{division_remedy(pattern)}"
+        ) from None
     if not 1 <= len(counts) <= FREE_DIMENSIONS_MAX or min(counts) < 1 or prod(counts) != dst.free_size:
         raise NkiValidationError(
             f"pattern must have 1 to {FREE_DIMENSIONS_MAX} pairs [step, num] whose numbers multiply to the "

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import nkilib.simulator
 from nkilib.nki import nisa, nl
+from nkilib.simulator.terms.argument_checks import DIVISION
 
 from ...kernels import WIDE, Body, Result, Tile, column, engine_of, execute, normal, numbered, run, store, tile
 from ...made import Psum, Sbuf, in_kernel
@@ -224,7 +225,7 @@ def test_runs_on_the_gpsimd_engine_of_every_generation(target: str) -> None:
         "pattern must be [[step, num], ...] of integers, got [[1, 2, 3]]"
     ),
     broken("integers of the pattern", pattern=[[1.0, 2]]).says(
-        "pattern must be [[step, num], ...] of integers, got [[1.0, 2]]"
+        f"pattern must be [[step, num], ...] of integers, got [[1.0, 2]]{DIVISION}"
     ),
     broken("offset", offset=2**31)
     .says("offset must be an int32, a register or a scalar, got 2147483648")

@@ -81,6 +81,20 @@ def second_of_two(x: Any) -> Any:
     return result
 
 
+def tiles_of_a_function(x: Any) -> Any:
+    """A kernel like ``one_buffer``; the line that makes the tile makes nine others, of another size, in each step."""
+    result = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
+    loaded = tile()
+    for first in range(0, x.shape[0], 128):
+        scaled = nl.ndarray((128, WIDE), nl.float32)
+        nisa.dma_copy(loaded, x[first : first + 128])
+        for _ in range(9):
+            nisa.memset(tile(1), 0.0)
+        nisa.tensor_scalar(scaled, loaded, nl.multiply, 2.0)
+        nisa.dma_copy(result[first : first + 128], scaled)
+    return result
+
+
 def in_turns(_: Any) -> None:
     """Scalar and Vector work on one tile, one after the other."""
     values = tile()

@@ -295,24 +295,13 @@ _MIDDLE_AND_TAIL = """        if 0 < index <= len(blocks):
         if index > 1:
             tail(index - 2, blocks[index - 2])
 """
-_HEAD_TO_TAIL = """        if 0 < index <= len(blocks):
-            head(index - 1, blocks[index - 1])
-        if 1 < index <= len(blocks) + 1:
-            middle(index - 2)
-        if index > 2:
-            tail(index - 3, blocks[index - 3])
-"""
-_LOAD = "nisa.dma_copy(tile, x[first : first + 128])\n"
-_SOFTMAX_LOAD = f"""    def load(index, first):
-        tile = tiles[index % slots]
-        {_LOAD}
-"""
 
 SOFTMAX = PlainKernel(
     f"""{_HEAD}def kernel(x):
     rows, columns = x.shape
     result = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
-{_SOFTMAX_TILES}{_LOOP}        {_LOAD}        nisa.tensor_reduce(largest, nl.maximum, tile, axis=1)
+{_SOFTMAX_TILES}{_LOOP}        nisa.dma_copy(tile, x[first : first + 128])
+        nisa.tensor_reduce(largest, nl.maximum, tile, axis=1)
         nisa.tensor_scalar(shifted, tile, nl.subtract, largest)
         nisa.activation(exponentials, nl.exp, shifted)
         nisa.tensor_reduce(total, nl.add, exponentials, axis=1)
@@ -378,17 +367,7 @@ SOFTMAX = PlainKernel(
                 ("        if index > 0:\n            tail(index - 1, blocks[index - 1])\n", _MIDDLE_AND_TAIL),
             ],
         ),
-        Step(
-            "order",
-            [
-                ("slots = 2", "slots = 3"),
-                (f"        {_LOAD}", ""),
-                (_SOFTMAX_HEAD, f"{_SOFTMAX_LOAD}{_SOFTMAX_HEAD}"),
-                ("range(len(blocks) + 2)", "range(len(blocks) + 3)"),
-                (_MIDDLE_AND_TAIL, _HEAD_TO_TAIL),
-                ("            head(index, blocks[index])\n", "            load(index, blocks[index])\n"),
-            ],
-        ),
+        Step("buffers", [("slots = 2", "slots = 3")]),
     ),
 )
 

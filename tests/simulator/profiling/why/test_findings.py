@@ -203,6 +203,11 @@ def test_of_several_tiles_of_a_line_the_one_that_is_waited_for_is_named() -> Non
     assert "'again' [128, 8192] float32" in result.text and "7 times" in result.text
 
 
+def test_tiles_of_another_size_from_the_same_line_do_not_count() -> None:
+    (result,) = [finding for finding in profile_of("tiles_of_a_function").why if finding.about == "buffers"]
+    assert f"2 at {line('tile|nl.ndarray')} ([128, 8192] float32 in sbuf)" in result.text
+
+
 def test_the_table_has_path_waits_and_findings() -> None:
     profiled = profile_of("in_turns")
     table = str(profiled)

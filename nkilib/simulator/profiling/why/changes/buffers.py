@@ -14,6 +14,7 @@ from functools import partial
 from itertools import combinations
 from typing import NamedTuple
 
+from ....memory.capacity import LiveRange
 from ....terms.enums import MemoryRegion
 from ....timing.recording import CoreProgram
 from ....timing.timeline import Waited
@@ -21,28 +22,43 @@ from ..facts import joined, times
 from ..flow import generations, slot_of, with_uses
 from ..study import Candidate, Study, on_each_core
 
-# The most lines that make tiles, and further tiles for each, that are tried.
-_MOST_PLACES = 3
+# The most rings, and further tiles for each, that are tried.
+_MOST_RINGS = 3
 _FURTHER = (1, 2, 3)
 _SLOTS = 8
 
 
-class _Ring(NamedTuple):
-    """The tiles that one line of the kernel makes, which are used round-robin.
+class _Kind(NamedTuple):
+    """The tiles of one size that one line of the kernel makes. A line in a function makes tiles of several kinds.
 
     Attributes:
         place: ``file:line`` in the kernel.
-        tensor: the shape and type of a tile.
         region: the memory region of the tiles.
-        nbytes: the bytes of a tile in a partition.
+        partitions, nbytes: the partitions of a tile, and its bytes in each.
+    """
+
+    place: str
+    region: MemoryRegion
+    partitions: int
+    nbytes: int
+
+
+def _kind_of(life: LiveRange) -> _Kind:
+    return _Kind(life.place, life.region, life.partitions, life.nbytes)
+
+
+class _Ring(NamedTuple):
+    """The tiles of a kind, which are used round-robin.
+
+    Attributes:
+        kind: the kind.
+        tensor: the shape and type of a tile.
         made: the number of tiles on a core.
         storages: the numbers of the storages of these tiles, on all cores.
     """
 
-    place: str
+    kind: _Kind
     tensor: str
-    region: MemoryRegion
-    nbytes: int
     made: int
     storages: frozenset[int]
 
@@ -67,60 +83,60 @@ def _with_more(study: Study, rings: Sequence[_Ring], further: int, program: Core
     return with_uses(program, holders) if holders else None
 
 
-def _rings(study: Study) -> tuple[list[_Ring], Mapping[str, str]]:
+def _rings(study: Study) -> tuple[list[_Ring], Mapping[_Kind, str]]:
     """Return the rings of tiles that instructions wait to overwrite, the one that is waited for most often first.
 
-    The second result is, for the line of each ring, a text about such a wait.
+    The second result is, for each kind of tiles, a text about such a wait.
     """
     facts = study.facts
-    waits: Counter[str] = Counter()
-    texts: dict[str, Counter[str]] = defaultdict(Counter)
-    named: dict[str, str] = {}  # of several tiles of a line, some may not be waited for
+    waits: Counter[_Kind] = Counter()
+    texts: dict[_Kind, Counter[str]] = defaultdict(Counter)
+    named: dict[_Kind, str] = {}  # of several tiles of a kind, some may not be waited for
     for core in facts.launch.cores:
         by_storage = {life.storage: life for life in core.lives}
         for number, _, _, span, *_ in core.notes:
             cause = span.cause
             life = by_storage.get(cause.reused) if cause.waited is Waited.reuse and cause.reused else None
             if life is not None:
-                waits[life.place] += 1
-                named.setdefault(life.place, life.tensor.removeprefix("tensor "))
+                kind = _kind_of(life)
+                waits[kind] += 1
+                named.setdefault(kind, life.tensor.removeprefix("tensor "))
                 reader = facts.line(core, number - cause.overwrites)
                 if core is facts.core:
-                    texts[life.place][f"{facts.line(core, number)} waits %s until {reader} has read it"] += 1
+                    texts[kind][f"{facts.line(core, number)} waits %s until {reader} has read it"] += 1
     rings: list[_Ring] = []
-    for place, _ in waits.most_common(_MOST_PLACES):
-        lives = [(core.number, life) for core in facts.launch.cores for life in core.lives if life.place == place]
-        life = lives[0][1]
+    for kind, _ in waits.most_common(_MOST_RINGS):
+        lives = [(core.number, life) for core in facts.launch.cores for life in core.lives if _kind_of(life) == kind]
         count = Counter(core for core, _ in lives).most_common(1)[0][1]
-        if count > _SLOTS:  # new tiles in each iteration
-            continue
-        storages = frozenset(life.storage for _, life in lives)
-        rings.append(_Ring(place, named[place], life.region, life.nbytes, count, storages))
+        if count <= _SLOTS:  # else there are new tiles in each iteration
+            rings.append(_Ring(kind, named[kind], count, frozenset(life.storage for _, life in lives)))
     shown = {}
-    for place, waited in texts.items():
+    for kind, waited in texts.items():
         (text, number), *_ = waited.most_common(1)
-        shown[place] = text % times(number)
-    return [ring for ring in rings if ring.place in shown], shown
+        shown[kind] = text % times(number)
+    return [ring for ring in rings if ring.kind in shown], shown
 
 
 def more(study: Study) -> Iterator[Candidate]:
-    """Yield candidates with one, two or three more tiles for some lines that make tiles, the fewest tiles first."""
+    """Yield candidates with one, two or three more tiles for some rings, the fewest tiles first."""
     rings, waits = _rings(study)
     sets = [chosen for count in range(1, len(rings) + 1) for chosen in combinations(rings, count)]
     sizes = sorted(((chosen, further) for chosen in sets for further in _FURTHER), key=lambda one: len(one[0]) * one[1])
     for chosen, further in sizes:
         needed: Counter[MemoryRegion] = Counter()
         for ring in chosen:
-            needed[ring.region] += further * ring.nbytes
+            needed[ring.kind.region] += further * ring.kind.nbytes
         if any(nbytes > study.room[region] for region, nbytes in needed.items()):
             continue
-        made = joined(f"{ring.made + further} at {study.facts.short(ring.place)} ({ring.tensor})" for ring in chosen)
+        made = joined(
+            f"{ring.made + further} at {study.facts.short(ring.kind.place)} ({ring.tensor})" for ring in chosen
+        )
         yield Candidate(
             "buffers",
             on_each_core(partial(_with_more, study, chosen, further)),
-            f"A tile is overwritten too soon: {waits[chosen[0].place]}. Make more tiles, {made}, and use them "
+            f"A tile is overwritten too soon: {waits[chosen[0].kind]}. Make more tiles, {made}, and use them "
             f"round-robin",
             (),
             "buffers",
-            place=study.facts.short(chosen[0].place),
+            place=study.facts.short(chosen[0].kind.place),
         )
