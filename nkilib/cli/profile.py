@@ -144,9 +144,10 @@ def _is_report(other: str) -> bool:
 
 
 def _check_comparison(options: argparse.Namespace) -> None:
-    """End the process with an error if ``--against`` is given without ``--html``, or cannot be compared.
+    """End the process with an error if ``--against`` is given without ``--html``, or names nothing that can be
+    compared.
 
-    A profile of this library's kernel can be compared with a report only.
+    Beside a kernel of a file, it may name another kernel or a report; beside a kernel of this library, only a report.
     """
     other = options.against
     if other is None:

@@ -9,10 +9,11 @@ keyword raises a TypeError.
 
 - checks, and conversions to Python types: :func:`as_float`, :func:`as_int`, :func:`as_int64`, :func:`check_flags`,
   :func:`is_integer`, :func:`is_number`;
-- a field as an :class:`Option`: :func:`options_of`; dataclasses from and to keywords: :func:`numbers`,
-  :func:`all_numbers`, :func:`options_from`, :func:`values_of`;
-- the signature of a public function: :func:`shows`, :func:`hides_unknown`, and :func:`refuse_unknown` for keywords that
-  are not in it, :class:`NoKeywords` for functions without keywords;
+- the fields of a dataclass, each as an :class:`Option`: :func:`options_of`;
+- dataclass instances from keywords: :func:`numbers`, :func:`options_from`; keywords for operators and kernels:
+  :func:`all_numbers` from the keywords of a call, :func:`values_of` from dataclass instances;
+- the visible signature of a public function: :func:`shows`, :func:`hides_unknown`; the error for an unknown keyword:
+  :func:`refuse_unknown`, also in functions that take none (:class:`NoKeywords`);
 - the reductions of losses: :data:`REDUCTIONS`, :func:`check_reduction`.
 
 In all checks, ``caller`` is the name with which error messages begin.
