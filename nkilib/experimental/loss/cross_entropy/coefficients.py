@@ -18,13 +18,13 @@ the loss, l of the log-sum-exp and q of the target's log-probability, let
 
     D = g * ((e / V) * W + 2 s lse) + l        A = D + g * (1 - e) * w[t] - q
 
-The gradient of z is A * p - g * (e / V) * w, less A - D at the target. There A * p - (A - D) is computed as (A - D) *
-(p - 1) + D * p, where the large terms of a confident target have cancelled, and D does not hide a small p. If targets
-are probabilities y, W is the sum of the factors w y' of a position, with y' = (1 - e) y + e / V; it enters D without e
-/ V, the gradient is A * p - g * w * y', and A = D.
+The gradient of z is A * p - g * (e / V) * w; at the target, A - D is subtracted too. There A * p - (A - D) is computed
+as (A - D) * (p - 1) + D * p: for p near 1, the large terms have cancelled in p - 1. If targets are probabilities y, W
+is the sum of the factors w y' of a position, with y' = (1 - e) y + e / V; it enters D without e / V, the gradient is A
+* p - g * w * y', and A = D.
 
-The gradient h of the entropy H adds -h p_k (log p_k + H), see :class:`EntropyCoefficients`. All of this is the gradient
-of z. A temperature divides it: g, l, q and h have been divided by the temperature before they are used here.
+The gradient h of the entropy H adds -h p_k (log p_k + H), see :class:`EntropyCoefficients`. To turn the gradient of z
+into a gradient of the capped logits, g, l, q and h are divided by the temperature when they are loaded.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from nkilib.nki import nisa, nl
 def loaded_gradient(positions: LoadedRows, gradient_hbm: nl.NkiTensor, slope: Scale) -> nl.NkiTensor:
     """Load an upstream gradient of positions and divide it by the temperature, that is, multiply it by ``slope``.
 
-    The product of the result with a derivative by z is then a gradient of the logits before the temperature.
+    The result times a derivative with respect to z is then a gradient of the logits before the temperature.
     """
     gradient_sbuf = positions.loaded(gradient_hbm)
     return gradient_sbuf if slope.is_one else slope.times(gradient_sbuf)
@@ -287,7 +287,7 @@ class ChunkCoefficients:
 
     Attributes:
         softmax: the terms that turn exponentials into the softmax.
-        all_sbuf: A, times ``SoftmaxTerms.inverse_sbuf``.
+        all_sbuf: A, times ``SoftmaxTerms.inverse_sbuf`` if that is not None.
         rest_sbuf: D.
         spread_sbuf: g * e / V, or g for class probabilities.
         entropy: the terms that are added to A for each class; None without a gradient of the entropy.
