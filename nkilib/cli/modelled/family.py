@@ -3,8 +3,8 @@
 
 """The interface through which ``profile`` and ``tune`` model a family of kernels: :class:`Family`.
 
-:class:`LaterNames` gives the names of a family, such as ``Family.NAMES``, where the registry of losses may not be
-importable when the parsers are made.
+:class:`LaterNames` computes the names of a family (``Family.NAMES``) when they are read. The registry of losses, from
+which they come, may not be importable when the parsers are made.
 """
 
 from __future__ import annotations

@@ -266,16 +266,16 @@ def shows(shared: type, defaults: type[Dataclass]) -> Callable[[Function], Funct
 
 
 def refuse_unknown(function: Callable[..., Any], keywords: Mapping[str, Any], known: Collection[str] = ()) -> None:
-    """Check that all keywords of a call are known, for functions with ``**keywords``, where Python does not check.
+    """Check the names of the keywords that a function got as ``**keywords``, which Python does not check.
 
     Args:
         function: the function that was called.
         keywords: the keywords that the call passed.
-        known: the names that are allowed.
+        known: the keywords that are allowed.
 
     Raises:
-        TypeError: a keyword is unknown; the message names the function, the keyword, the arguments, and the nearest
-            one.
+        TypeError: a keyword is unknown; the message names the function, the keyword, the function's arguments, and the
+            argument most like the keyword.
     """
     for name in keywords:
         if name not in known:

@@ -265,7 +265,7 @@ def _entropies(sums: Statistics | ShiftedSums, row_entropy_sbuf: nl.NkiTensor) -
 
 @dataclass(frozen=True)
 class EntropyMoment:
-    """E of the module, for a group of batches: of chunks, [rows, batches, columns], and of rows, [rows, batches]."""
+    """E_k of chunks, [rows, batches, columns], and E of rows, [rows, batches] (see the module)."""
 
     entropy_sbuf: nl.NkiTensor
     row_entropy_sbuf: nl.NkiTensor

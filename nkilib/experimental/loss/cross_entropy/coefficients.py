@@ -188,7 +188,8 @@ def negated_lse(lse_sbuf: nl.NkiTensor, added: float | nl.NkiTensor) -> nl.NkiTe
 
 @dataclass(frozen=True)
 class SoftmaxTerms:
-    """The terms that turn exponentials into a softmax of z: float32 [rows, 1].
+    """The terms that turn exponentials into a softmax of z: float32 [rows, 1]. *Scores* are the values in tiles: the
+    logits, or the tangents tanh(x / c) under a cap c.
 
     Attributes:
         lse_sbuf: the log-sum-exp.
