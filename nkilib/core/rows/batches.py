@@ -246,7 +246,7 @@ class SwappedResult:
 
 @dataclass(frozen=True)
 class FirstBatch(Batch):
-    """A batch that records which vectors are loaded for it (``asked``: each vector and type)."""
+    """A batch that records in ``asked`` the vector and the type of each call of :meth:`loaded`."""
 
     asked: list[tuple[nl.NkiTensor, nl.DType]]
 
@@ -257,7 +257,7 @@ class FirstBatch(Batch):
 
 @dataclass(frozen=True)
 class BatchOfGroup(Batch):
-    """A batch whose values are on chip already; ``values`` has them in the order in which they will be loaded."""
+    """A batch whose values are on chip already; each call of :meth:`loaded` returns the next tile of ``values``."""
 
     values: Iterator[nl.NkiTensor]
 

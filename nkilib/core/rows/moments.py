@@ -21,8 +21,8 @@ and the row, where s_k are the sums of exponentials and m is its maximum,
 so that, with d the sum of exp(z_j - m) and lse = m + log d, sum f_j * (lse - z_j) = F * log d - G and the entropy is
 log d - E / d. Both use differences from the maximum, in which large elements cancel exactly and early.
 
-Where z = scale * x, exponentials are those of z, but G and E are sums of differences of x; ``scale`` multiplies the
-results that are derived from them.
+Under a scale, z = scale * x: exponentials are of z, but the differences in G and E are of x, and ``scale`` multiplies
+the results that are computed from G and E.
 
 An element of -inf has exp = 0 and should add nothing to E, but 0 * inf is NaN. So elements far below the maximum are
 raised, before their exponentials are computed, to a number at which exp is still 0 in float32

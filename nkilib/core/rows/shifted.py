@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Sums of exponentials under a shift that is known before the elements are: no pass takes the maximum of a row.
+"""Sums of exponentials under a shift, which is known before most elements are loaded, in place of the maximum.
 
 For a shift c and the maximum m of a row x,
 
     log(sum over the row of exp(x - c)) + c = log(sum over the row of exp(x - m)) + m,
 
 whatever c is. Here c is the larger of two numbers: the maximum of the row's first chunk, and one element of the row
-that is known already. So the sum S of exp(x - c) over a row of finite elements is at least 1. If m is larger than c, S
-is up to exp(m - c) times the sum under m. Up to :func:`sum_max`, S is as good as the sum under m. A row with a larger
-S, or with an infinity or a NaN, has to be recomputed under its maximum: :func:`doubtful` flags such rows.
+that the caller knows already. So the sum S of exp(x - c) over a row of finite elements is at least 1. If m is larger
+than c, S is up to exp(m - c) times the sum under m. If S is at most :func:`sum_max`, it is accurate enough. A row with
+a larger S, or with an infinity or a NaN, has to be recomputed under its maximum: :func:`doubtful` flags such rows.
 
-:class:`ShiftedSums` has the shifts and the sums of a group of batches. The tiles hold -c, which is the ``bias``
-of an activation, clamped to the finite float32 range. Where z = scale * x, exponentials are those of z, and shifts
-those of x.
+:class:`ShiftedSums` has the shifts and the sums of a group of batches. The tiles hold -c, which is the ``bias`` of an
+activation, clamped to the finite float32 range. Under a scale, z = scale * x: shifts are of x, and exponentials are of
+scale * (x - c).
 
 The largest accepted S follows from two errors of log S: the rounding of log S itself, and the rounding of x - c for
 elements above c. Each is at most half a unit in the last place of the rounded number.
@@ -165,5 +165,5 @@ class ShiftedSums:
         self.columns.restart(self.sums_sbuf, self.row_sum_sbuf)
 
     def take_logs(self) -> None:
-        """Compute log S. Scalar loads another activation table for it, and exp's again for the next chunk."""
+        """Compute log S. Scalar has to load the table of log, and for the next chunk the table of exp again."""
         nisa.activation(dst=self.log_sum_sbuf, op=nl.log, data=self.row_sum_sbuf)

@@ -250,7 +250,7 @@ class Statistics:
         nisa.tensor_reduce(dst=self.row_sum_sbuf, op=nl.add, data=weights_sbuf, axis=2)
 
     def take_logs(self) -> None:
-        """Compute log d. Scalar loads another activation table for it, and exp's again for the next chunk."""
+        """Compute log d. Scalar has to load the table of log, and for the next chunk the table of exp again."""
         nisa.activation(dst=self.log_sum_sbuf, op=nl.log, data=self.row_sum_sbuf)
 
 

@@ -37,8 +37,8 @@ def num_chunks(columns: int, first_size: int, chunk_size: int) -> int:
 def loads_in_flight(buffers: int) -> int:
     """Return how many chunks are loaded at a time, given the number of buffers.
 
-    With three or more buffers, one is left to the previous chunk, which is still computed on or stored: a load that
-    waits for this buffer would hold up the later instructions of its queue.
+    With three or more buffers, the buffer of the previous chunk, which may still be in use, gets no load yet: a load
+    that waits for this buffer would hold up the later instructions of its queue.
     """
     return max(min(2, buffers), buffers - 1)
 

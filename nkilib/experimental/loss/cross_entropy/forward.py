@@ -185,7 +185,7 @@ class _MaximumForward:
         """Open chunk number ``load`` if it is not open yet, and if possible the next chunk too.
 
         Opening the next chunk early gives Vector work while it would wait for Scalar or GpSimd. This requires a third
-        chunk buffer: with two, the load after the next load would be issued before this chunk is used.
+        chunk buffer: with two, it would start a load into the buffer of this chunk.
         """
         options = self.options
         is_ahead = options.softcap is not None or options.wanted.entropy
@@ -347,8 +347,8 @@ class _ShiftedForward:
     def _ahead(self) -> int:
         """The number of chunks that are opened before the sums of the current chunk are computed.
 
-        With an entropy and a third chunk buffer it is 1, so that Vector works on the next chunk meanwhile; else 0. With
-        two buffers, the load after the next load would come before this chunk is used.
+        With an entropy and a third chunk buffer it is 1, so that Vector works on the next chunk meanwhile; else it is
+        0. With two buffers, opening the next chunk would start a load into the buffer of the current chunk.
         """
         return 1 if self.options.wanted.entropy and len(self.logits.buffers_sbuf) > 2 else 0
 

@@ -75,7 +75,7 @@ class TargetElements:
 
 @dataclass(frozen=True)
 class LocatedTargets:
-    """The targets of rows and their columns: int32 tiles [rows, columns].
+    """The targets of rows and their columns: int32 tiles with one element per row.
 
     Attributes:
         targets_sbuf: the targets.
