@@ -147,7 +147,8 @@ def _check_comparison(options: argparse.Namespace) -> None:
     """End the process with an error if ``--against`` is given without ``--html``, or names nothing that can be
     compared.
 
-    Beside a kernel of a file, it may name another kernel or a report; beside a kernel of this library, only a report.
+    If the profiled kernel is in a file, ``--against`` may name another such kernel or a report; otherwise only a
+    report.
     """
     other = options.against
     if other is None:

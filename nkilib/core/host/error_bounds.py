@@ -11,7 +11,7 @@ least float32 that is not flushed to zero. :data:`WEIGHT_UNITS` is the error, in
 :func:`rounding`, :data:`HALF_ULP` and :func:`within_range` give the errors of rounding a result to its type.
 
 The unit of errors is u = :data:`UNIT` = 2^-23, the spacing of float32 above 1: rounding to float32 once changes a
-number by at most u / 2 of it. Errors are of first order in u. A correctly rounded activation function has an error of u
+number y by at most |y| u / 2. Errors are of first order in u. A correctly rounded activation function has an error of u
 / 2. This module needs numpy only, and is never traced.
 """
 

@@ -10,7 +10,7 @@ The bounds of plain kernels are :func:`forward_bounds` and :func:`gradient_bound
 :func:`error_over_bound`, :func:`forward_error_over_bound` and :func:`gradient_error_over_bound` measure errors relative
 to the bounds.
 
-Notation: u = 2^-23, the spacing of float32 above 1, so one rounding changes a value by at most u/2 of it; m the maximum
+Notation: u = 2^-23, the spacing of float32 above 1, so one rounding changes a value y by at most |y| u/2; m the maximum
 of a row, d the sum of exp(x - m) over it, p = exp(x - lse). The bounds are stated against :mod:`.reference`, which
 starts from the same rounded logits and, in the backward, from the same log-sum-exp.
 
@@ -278,12 +278,12 @@ def extended_forward_bounds(
       with c is rounded, so the error of z is 4 u c;
     - sums over the classes: the terms f (m - z) have one sign, also chunk by chunk, so 16 u of their sum covers
       factors, products and pairwise additions;
-    - the entropy log d - E / d, with E = sum of exp(z - m) (z - m): the error of a term of -E exceeds the error of its
-      sum by half a unit of (m - z)^2;
+    - the entropy log d - E / d, with E = sum of exp(z - m) (z - m): the rounding of the arguments z - m adds at most u
+      * sum p (m - z)^2 to the bound of the sum;
     - s lse^2 doubles the relative error of lse;
     - log sum p^2 = log Q - 2 log d with Q = sum exp(2 (z - m)): a square doubles the error of an exponential, and 2 log
-      d has the error of lse twice, so the bound is four times that of lse without its maximum; the maximum is in both
-      terms and cancels;
+      d has the error of lse twice, so the bound is four times the bound of lse without |m|: m is in both logs and
+      cancels;
     - the mean of z: factors, additions and quotient are 16 u of the mean of abs(z);
     - a temperature: 1 / t is rounded, and so is its product with a logit and with the maximum, so the error of the
       argument of an exponential is 2 u abs(z) more. Differences that are scaled after they are formed have a relative

@@ -65,7 +65,7 @@ class RecipeOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class LossOptions:
-    """The options of a training recipe; the defaults are those of PyTorch.
+    """The options of a training recipe. With the defaults, the loss is PyTorch's with its own defaults.
 
     Attributes:
         ignore_index: target of ignored positions.

@@ -4,9 +4,9 @@
 """The gradient of cross-entropy in the layouts of :mod:`.batches` (:func:`backward_of_batches`).
 
 :mod:`nkilib.experimental.loss.cross_entropy.coefficients` defines A, D and p (the softmax of z, the logits after cap
-and temperature): the gradient is A * p, less A - D at the target. In these layouts a partition holds several positions
-(*packed*) or a part of one (*split*); a *piece* is the part of a batch that is loaded at a time. The coefficients are
-tiles [partitions, positions of a partition] (:class:`_Coefficients`).
+and temperature): the gradient is A * p, from which A - D is subtracted at the target. In these layouts a partition
+holds several positions (*packed*) or a part of one (*split*); a *piece* is the part of a batch that is loaded at a
+time. The coefficients are tiles [partitions, positions of a partition] (:class:`_Coefficients`).
 
 The gradient is computed on chip, without a scatter: Scalar computes p; Vector compares the columns, as float16 numbers,
 with the column of the target, and subtracts. Scalar and GpSimd share the products with A. If all losses have the same
