@@ -13,7 +13,7 @@ For users:
 - ``nki``: NKI, real or simulated;
 - ``simulator``: the simulator of NKI, and its profiles;
 - ``cli``, run by ``__main__``: the commands ``python -m nkilib``;
-- ``lnc``: an alias of the module about the cores of a launch.
+- ``lnc``: an alias of ``base.lnc``, the number of cores of a launch.
 
 Behind them:
 

@@ -7,9 +7,9 @@
 function, :func:`deprecated_argument` warns of an argument, and :func:`moved_names` serves the old names of a module.
 docs/reference/public_api.md has the rules.
 
-The warning is a ``FutureWarning``. Python shows a ``DeprecationWarning`` only for calls in the script itself. Losses
-are called in modules of a training program, whose users would first learn of the removal when the program fails. A
-permanent alias, such as :mod:`nkilib.lnc`, does not warn.
+The warning is a ``FutureWarning``, because Python hides a ``DeprecationWarning`` of any call outside the main script.
+Training programs call losses in other modules, so their users would not see it. A permanent alias, such as
+:mod:`nkilib.lnc`, does not warn.
 
 Traced code cannot warn. To deprecate a kernel, use :func:`moved_names` in the public module that exports the kernel.
 """

@@ -18,8 +18,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def of_each_unit(function: str) -> str:
-    """Return ``"for each u of error of FUNCTION beyond u / 2"``: bounds include u / 2 for the activation function's own
-    error.
+    """Return ``"for each u of error of FUNCTION beyond u / 2"``, with the name of an activation function for FUNCTION.
+
+    Every bound already includes u / 2 for the function's own error.
     """
     return f"for each u of error of {function} beyond u / 2"
 
@@ -77,15 +78,15 @@ class Guarantee:
         deterministic: whether the results are bitwise identical on every run with the same inputs, on one machine
             (docs/explanation/simulator.md, "Bitwise identical results").
         same_bits_on_cores: whether the results on one core and on two are bitwise identical.
-        workspace: the largest number of bytes of HBM that the kernel allocates beyond inputs and outputs, as an
-            expression in the sizes of the kernel's docstring; ``"0"`` if it allocates none.
+        workspace: the largest number of bytes of HBM that the kernel allocates beyond inputs and outputs, as a formula
+            in sizes that the kernel's docstring names, such as N; ``"0"`` if it allocates none.
         workspace_bytes: a function that takes ``cores`` and the kernel's parameters by name and returns the bytes of
             workspace of a launch; None where ``workspace`` is ``"0"``.
         in_place: the input that a result may be written over; None if none.
         error: the bound on the error of the results, as a formula that names its units; the docs derive the formula.
         notes: further facts for users, such as the limits of a guarantee.
-        term_errors: the bounds of ``error`` as numbers, one for each set of options of a loss; empty for kernels that
-            are no loss.
+        term_errors: for a loss, the bounds of ``error`` as numbers, one for each set of options; empty for other
+            kernels.
     """
 
     math: str

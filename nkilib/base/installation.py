@@ -113,7 +113,9 @@ def refuse_mixture() -> None:
 
 
 def _owners() -> Iterator[tuple[str, str]]:
-    """Yield directory, and name and version of the distribution, of each installed package named nkilib."""
+    """Yield (directory, ``"name version"``) for each installed package named nkilib: the directory of the package, and
+    the distribution that installed it.
+    """
     from importlib import metadata  # takes longer to import than all else here, and only the doctor asks
 
     for distribution in metadata.distributions():

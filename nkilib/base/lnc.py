@@ -8,11 +8,14 @@
 - :func:`library_grid` and :func:`library_launch` choose the cores for this library's kernels, and :func:`explanation`
   describes the cores of launches with brackets, ``kernel[n](...)``, and without, ``kernel(...)``.
 
-A logical NeuronCore (LNC) is one physical core or two. NKI makes a kernel for the cores of the launch grid,
-``kernel[2]``, else of ``NEURON_LOGICAL_NC_CONFIG``, else for one core. The Neuron compiler compiles for the cores of
-``--lnc`` in ``NEURON_CC_FLAGS``, else of the variable, else for two on trn2 and later. Earlier NKI releases do not
-compare the two numbers; NKI 0.7 compares them after everything is compiled: error NCC_EVRF066. This module raises an
-error before the launch if they disagree.
+A logical NeuronCore (LNC) is one physical core or two. Two programs choose the number of cores; the first setting that
+exists decides:
+
+- NKI: the launch grid, ``kernel[2]``; the variable ``NEURON_LOGICAL_NC_CONFIG``; one core.
+- the Neuron compiler: ``--lnc`` in ``NEURON_CC_FLAGS``; the same variable; two cores on trn2 and later.
+
+NKI 0.7 compares the two numbers after everything is compiled (error NCC_EVRF066), earlier releases never. This module
+raises an error before the launch if they disagree.
 
 This module imports nothing of this library, so that every part of the library can use it.
 
@@ -214,7 +217,7 @@ class LncSettings:
     def _cure(self, grid: int | None) -> str:
         """Return the instruction that makes all settings agree.
 
-        The common number of cores is that of the grid, else of a setting, else the compiler's default.
+        The number of cores to agree on comes from the grid, else from a setting, else from the compiler's default.
         """
         variable, flags = self.variable, self.flags
         choice = variable or flags

@@ -8,8 +8,8 @@
 - :func:`states_trips` attaches the largest iteration counts of loops whose bounds only the device knows.
 - :func:`replayable` states that launches may be replayed; in a block of :func:`unreplayed` no launch is replayed.
 
-The simulator reads the statements: :func:`work_stated_for` returns a :data:`StatesWork`, :func:`trips_stated_for` a
-:data:`StatesTrips`; :func:`is_replayable` and :func:`is_unreplayed` tell about replay.
+The simulator reads the statements with :func:`work_stated_for`, :func:`trips_stated_for`, :func:`is_replayable` and
+:func:`is_unreplayed`. :data:`StatesWork` and :data:`StatesTrips` are the types of the attached functions.
 
 This module imports nothing of this library, so that kernels can make statements on a device, without the simulator.
 """

@@ -6,8 +6,8 @@
 :class:`Parser` is the parser of all commands; :func:`fail` prints an error and returns the exit code, and
 :func:`folded` folds prose into lines of :data:`MOST_COLUMNS`. :func:`dtype_name` reads a type, also by a short name
 (:data:`SHORT_DTYPES`), and :func:`positive` a positive integer. :func:`add_launch_arguments` adds the arguments of a
-launch, among them its type (:data:`DTYPES`), and :func:`reason_against_profiles` tells whether a launch can be
-modelled. :func:`output_file` and :func:`picture_file` check output files before the run, which may take a while;
+launch, among them its type (:data:`DTYPES`), and :func:`reason_against_profiles` returns why launches cannot be
+modelled here. :func:`output_file` and :func:`picture_file` check output files before the run, which may take a while;
 :func:`picture_formats` lists the suffixes of pictures.
 """
 

@@ -135,9 +135,9 @@ def _backend() -> Iterator[Finding]:
 
 
 def _torch_operators() -> Iterator[Finding]:
-    """Yield a line that says whether ``nki_op`` or ``torch.library`` registers the operators for the native device.
+    """Yield a line that says which of ``nki_op`` and ``torch.library`` registers the operators for the native device.
 
-    Yield nothing if torch-neuronx is not installed and the user has chosen neither.
+    Yield no line if torch-neuronx is not installed and the user has chosen neither of the two.
     """
     if "torch_neuronx" not in sys.modules and "NKILIB_TORCH_OPS" not in os.environ:  # _importable has tried
         return

@@ -92,7 +92,8 @@ def _entry(kind: Loss, shared: set[str]) -> str:
 def entries(family: Family) -> str:
     """Return Markdown with a section for each loss of a family, and a list of the notes that several losses share.
 
-    The page docs/reference/guarantees_errors.md lists the errors of losses of a vocabulary, with their kernels.
+    For the family ``VOCABULARY`` the text has neither error bounds nor notes: docs/reference/guarantees_errors.md has
+    them.
     """
     kinds = [kind for kind in LOSSES if kind.family is family]
     notes = {} if family is Family.VOCABULARY else {kind.name: _notes(kind) for kind in kinds}

@@ -70,6 +70,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run :func:`main` for the console: Ctrl-C ends the process in one line with code 130, a closed output with 141."""
+    """Run :func:`main` for the console: Ctrl-C ends the process with code 130, a closed output with code 141."""
     with ending_quietly(_PROGRAM):
         return main(arguments)

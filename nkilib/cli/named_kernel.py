@@ -41,7 +41,7 @@ _PLACE = "nkilib value"
 
 
 class SourceRefusedError(ValueError):
-    """Raised if a kernel does not exist, its module cannot be imported, or it cannot take the arguments."""
+    """Raised if a kernel does not exist or cannot take the arguments, or if its module cannot be imported."""
 
 
 class ValueRefusedError(ValueError):

@@ -144,9 +144,11 @@ def _is_report(other: str) -> bool:
 
 
 def _check_comparison(options: argparse.Namespace) -> None:
-    """End the process with an error if ``--against`` is given without ``--html``, or cannot be compared.
+    """End the process with an error if ``--against`` is given without ``--html``, or names nothing that can be
+    compared.
 
-    A profile of this library's kernel can be compared with a report only.
+    If the profiled kernel is in a file, ``--against`` may name another such kernel or a report; otherwise only a
+    report.
     """
     other = options.against
     if other is None:

@@ -219,7 +219,9 @@ def _same_command(options: argparse.Namespace) -> str:
 
 
 def _announce(options: argparse.Namespace, steps: dict[str, list[Step]], report: Report) -> _Printer:
-    """Print the number of steps to run and of steps that are left, and return the printer for their results."""
+    """Print the number of steps, how many of them are left after an earlier run, and the report's path; return the
+    printer.
+    """
     from nkilib.verify.runner import remaining
 
     every = [step for steps_of_kind in steps.values() for step in steps_of_kind]

@@ -5,8 +5,8 @@
 
 On Vector: :func:`transform`, :func:`combine`, :func:`difference`, :func:`total`, :func:`product`; on GpSimd:
 :func:`subtract_on_gpsimd`, :func:`add_on_gpsimd`, :func:`multiply_on_gpsimd`. :func:`subtract_in_turns` and
-:func:`multiply_in_turns` choose one of both engines for each *piece*, some columns that one instruction processes.
-Arithmetic on per-row scalars, in new tiles, is in :mod:`nkilib.core.rows.tiles`.
+:func:`multiply_in_turns` choose Vector or GpSimd for each *piece*, the columns that one instruction processes.
+:mod:`nkilib.core.rows.tiles` has arithmetic on per-row scalars that returns new tiles.
 """
 
 from __future__ import annotations

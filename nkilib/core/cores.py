@@ -35,7 +35,7 @@ def positions_of_core(num_positions: int, cores: int, core: int) -> int:
 
 
 def row_span(rows: int, cores: int) -> int:
-    """Return the number of consecutive rows of a matrix that ``rows`` rows with a stride of ``cores`` span."""
+    """Return the number of rows from the first to the last of ``rows`` rows that lie ``cores`` apart, both included."""
     return (rows - 1) * cores + 1
 
 

@@ -42,7 +42,7 @@ def require_upstream(function: str, grad_hbm: nl.NkiTensor, shape: tuple[int, ..
         function: the name of the kernel, for messages.
         grad_hbm: the upstream gradient.
         shape: the shape of the losses.
-        is_each: True: the gradient must have a number for each loss. False: it must be one float32, for the reduced
+        is_each: whether the gradient must have the shape of the losses; else it must be one float32, for the reduced
             loss.
     """
     if is_each:

@@ -4,15 +4,14 @@
 """The limits that plans of launches obey. Tests can make the limits smaller, so that a small launch runs the code of a
 large one.
 
-A plan depends on limits of the hardware and of programs: bytes of a partition of SBUF, instructions, features. It gets
-each limit from :func:`usable_sbuf_bytes` or a ``limited_...`` function, such as :func:`limited_sbuf_bytes`;
-:func:`limits_in_force` returns all. Many branches of a plan are only taken at sizes that are too expensive to simulate
-with data. Under :func:`shrunk`, the plans of host code and of kernels read smaller limits (:class:`PlanLimits`), and
-the kernel runs the same code on fewer elements. :func:`shrunk` is for tests of this library only: without it this
-module changes no plan.
+A plan depends on limits of the hardware and of programs, such as the bytes of a partition of SBUF. A plan reads each
+limit from :func:`usable_sbuf_bytes` or from a ``limited_...`` function; :func:`limits_in_force` returns all limits.
+Many branches of a plan are only taken at sizes that are too expensive to simulate with data. Under :func:`shrunk`, the
+plans of host code and of kernels read smaller limits (:class:`PlanLimits`), and the kernel runs the same code on fewer
+elements. :func:`shrunk` is for tests of this library only: without it this module changes no plan.
 
-Each ``limited_...`` function returns the smaller one of its argument ``usual``, the limit without :func:`shrunk`, and
-the limit that :func:`shrunk` sets. X are the hidden states, W the weight, dW its gradient.
+The argument ``usual`` of a ``limited_...`` function is the limit outside :func:`shrunk`. X are the hidden states, W the
+weight of the output layer, dW the gradient of W.
 """
 
 from __future__ import annotations
@@ -38,15 +37,15 @@ class PlanLimits:
         program_instructions: the number of instructions that the program of a launch may have.
         resident_features: the largest number of features at which W^T of a block of classes stays in SBUF in the
             linear backward.
-        batches: the largest number of batches of a core from which rows can be collected for recomputation.
-        parts: the number of sums that a partition keeps for a streamed input of few classes.
+        batches: the largest number of batches of a core for which a kernel keeps a list of rows to recompute.
+        parts: the largest number of partial sums that an NLL kernel keeps in a partition when it streams few classes.
         piece_columns: the number of columns that an instruction processes in elementwise and row-wise losses.
-        shift_columns: the least number of columns (of a chunk, of a row, and of all batches together) at which a
-            cross-entropy subtracts a shift instead of the maximum.
-        shared_classes: the least number of last classes that the cores of a linear forward share, each for its part of
-            the positions, while they exchange statistics; at most four blocks of classes. The plan adds up to 127 to
-            it, and leaves at least 128 classes unshared. Without this field, a plan of few features shares no classes,
-            because their products would take less time than the exchange.
+        shift_columns: the least number of columns at which a cross-entropy subtracts a shift instead of the maximum;
+            three counts must reach it: the columns of a chunk, of a row, and of all batches together.
+        shared_classes: how many classes at the end of the vocabulary both cores of a linear forward process, each for
+            half of the positions, while they exchange statistics; at most four blocks of classes. The plan adds up to
+            127 to the number, and leaves at least 128 classes unshared. None: the plan chooses, and shares no classes
+            if there are few features.
         weight_tiles: the number of tiles of dW that the linear backward accumulates at a time.
         piece_tiles: the number of tiles of positions of X that the linear backward loads at a time.
         positions: the largest number of positions that the linear kernels process at a time.
@@ -127,15 +126,15 @@ def limited_resident_features(usual: int) -> int:
 
 
 def limited_batches(usual: int) -> int:
-    """Return the largest number of batches of a core from which rows are collected for recomputation: ``usual``, or a
-    smaller limit in force.
+    """Return the largest number of batches of a core for which a kernel keeps a list of rows to recompute: ``usual``,
+    or a smaller limit in force.
     """
     return _least(usual, limits_in_force().batches)
 
 
 def limited_parts(usual: int) -> int:
-    """Return the number of sums that a partition keeps for an input of few classes: ``usual``, or a smaller limit in
-    force.
+    """Return the largest number of partial sums that an NLL kernel keeps in a partition: ``usual``, or a smaller limit
+    in force.
     """
     return _least(usual, limits_in_force().parts)
 

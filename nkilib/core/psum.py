@@ -4,7 +4,7 @@
 """A ring buffer of tiles in PSUM (:class:`PsumRing`).
 
 Vector processes a tile in SBUF and one in PSUM at twice the rate of two tiles in SBUF. PSUM is too small for a chunk,
-so a chunk is processed in *pieces* (:class:`PsumPiece`): some of its columns, for which one tile of PSUM is free.
+so a chunk is processed in *pieces* (:class:`PsumPiece`), each as many columns as fit a tile of PSUM.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class PsumPiece:
     """Some columns of a chunk, and a tile of PSUM for them.
 
     Attributes:
-        start, end: the first column of the piece in the chunk, and the last one plus one.
+        start, end: the columns of the chunk, from ``start`` up to but not including ``end``.
         is_first, is_last: whether the piece is the first, or the last, of the chunk.
-        tile_psum: a free tile, float32 [rows, columns].
+        tile_psum: the tile for the piece, float32 [rows, end - start].
     """
 
     start: int
@@ -54,8 +54,8 @@ class PsumRing:
 
     @classmethod
     def make(cls, rows: int, chunk_size: int, reserved_bytes: int = 0) -> PsumRing:
-        """Allocate the tiles for chunks of up to ``chunk_size`` columns. ``reserved_bytes`` of a partition of PSUM stay
-        free.
+        """Allocate the tiles for chunks of up to ``chunk_size`` columns, and leave ``reserved_bytes`` of each partition
+        of PSUM free.
 
         A tile has whole banks, so that two engines never access the same bank. All tiles have the same size: Vector
         would wait while Scalar writes a larger one.
@@ -70,7 +70,7 @@ class PsumRing:
         """Return the pieces of a chunk, which get the tiles of the ring round-robin.
 
         Args:
-            load: the number of the chunk among all chunks of the core, which decides the first tile.
+            load: the index of the chunk among all chunks of the core, which decides the first tile.
             chunk_sbuf: the chunk, or a tile of the same shape.
         """
         rows, columns = chunk_sbuf.shape

@@ -3,8 +3,8 @@
 
 """The interface through which ``profile`` and ``tune`` model a family of kernels: :class:`Family`.
 
-:class:`LaterNames` gives the names of a family, such as ``Family.NAMES``, where the registry of losses may not be
-importable when the parsers are made.
+:class:`LaterNames` computes the names of a family (``Family.NAMES``) when they are read. The registry of losses, from
+which they come, may not be importable when the parsers are made.
 """
 
 from __future__ import annotations
@@ -54,14 +54,13 @@ class Family(ABC):
 
     Attributes:
         NAMES: the names of the kernels in ``--family``.
-        SIZES: the names of the kernel's parameters that set the tiling, with the letter that the help shows for the
-            value.
-        OPTIONS: the names of the options that only some families, this one among them, accept.
+        SIZES: the kernel's parameters that set the tiling; each name is mapped to the letter that the help shows for
+            its value.
+        OPTIONS: the names of the options that this family accepts and some other family does not.
         CHOOSER: the text after "chosen by" in the help, in most families the name of the function that chooses the
             default tiling.
         CONDITION: the text before the help of a size, such as ``"with --family distillation: "``.
-        WHICH: the text for the options that select the family, for the error if an option of this family is used
-            without them.
+        WHICH: the phrase for the options that select the family, such as ``"with --features"``, for error messages.
         options: the parsed options of the command line.
     """
 
@@ -86,12 +85,12 @@ class Family(ABC):
 
     @property
     def direction(self) -> str:
-        """The direction of the launch: ``"forward"``, ``"backward"`` or ``"mixture"``."""
+        """The direction of the launch: ``"forward"``, ``"backward"``, ``"mixture"`` or ``"forward_backward"``."""
         return self.options.direction or "forward"
 
     @property
     def _no_mixture(self) -> str | None:
-        """The error message for the direction ``mixture``, which most families lack; None for other directions."""
+        """The error message if the direction is ``mixture``, which most families lack; None if it is another one."""
         if self.direction == "mixture":
             return (
                 "argument --direction: mixture is for distillation from hidden states only: "

@@ -104,7 +104,7 @@ class LossKernels(Family):
         return TensorSize(size.shape, size.dtype or self.dtype)
 
     def profile(self, tiling: Any, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
-        """Return the profile of a launch; the only optional tensors that it passes are those in ``ALWAYS`` and
+        """Return the profile of a launch. The launch gets no optional tensors but those in ``ALWAYS`` and in
         ``arguments``.
         """
         from nkilib.experimental import loss
@@ -226,7 +226,7 @@ class MultilabelMarginKernels(LossKernels):
 
 
 class NllForm(NamedTuple):
-    """The tiling of an NLL kernel, which has one choice.
+    """The tiling of an NLL kernel: a single flag.
 
     Attributes:
         streamed: whether the kernel streams the whole input or gradient, instead of only the elements at the targets.
@@ -299,8 +299,8 @@ class DistillationKernels(InChunks):
 
     @property
     def row(self) -> Any:
-        """The module that gives the sizes of the tensors; the registry has no entry for distillation, which is not in
-        PyTorch.
+        """The module that gives the sizes of the tensors, in place of a registry entry: distillation has none, because
+        PyTorch lacks it.
         """
         from nkilib.experimental.loss.distillation import host as sizes
 

@@ -124,8 +124,7 @@ class LogitsKernels(Family):
     def cut(self, asked: dict[str, int], **arguments: Any) -> Tiling:
         """Return the default tiling with some sizes replaced.
 
-        If ``asked`` has any size, the layout is one position per partition, except where ``asked`` sets the layout
-        itself.
+        If ``asked`` is not empty, one position lies on one partition, unless ``asked`` sets another layout.
         """
         usual = {"partitions_per_position": 1, "positions_per_partition": 1} if asked else {}
         return self.chosen(**arguments)._replace(**usual)._replace(**asked)

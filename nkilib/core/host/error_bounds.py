@@ -5,13 +5,13 @@
 
 A reference computes in float64 (:func:`as_float64`, :func:`reduction_factor`) and states its errors as
 :class:`Derived`. From the errors of the activation functions (:class:`FunctionErrors`), :meth:`Derived.exact` makes the
-accepted errors (:class:`Exact`). Three sets of function errors are given: correct rounding (:data:`CORRECT`), the
-simulator (:data:`SIMULATED`), and what a check grants the hardware (:data:`GRANTED`). :data:`SMALLEST_NORMAL` is the
-least number that is not flushed to zero, :data:`WEIGHT_UNITS` the error of a product with a weight. :func:`rounding`,
-:data:`HALF_ULP` and :func:`within_range` describe the type of a result.
+accepted errors (:class:`Exact`). There are three sets of function errors: of correct rounding (:data:`CORRECT`), of the
+simulator (:data:`SIMULATED`), and those that checks of a device allow (:data:`GRANTED`). :data:`SMALLEST_NORMAL` is the
+least float32 that is not flushed to zero. :data:`WEIGHT_UNITS` is the error, in u, of multiplying a loss by a weight.
+:func:`rounding`, :data:`HALF_ULP` and :func:`within_range` give the errors of rounding a result to its type.
 
 The unit of errors is u = :data:`UNIT` = 2^-23, the spacing of float32 above 1: rounding to float32 once changes a
-number by at most u / 2 of it. Errors are of first order in u. A correctly rounded activation function has an error of u
+number y by at most |y| u / 2. Errors are of first order in u. A correctly rounded activation function has an error of u
 / 2. This module needs numpy only, and is never traced.
 """
 
@@ -56,7 +56,7 @@ HALF_ULP: Final = {
 
 
 def rounding(exact: npt.NDArray[Any], dtype: Any) -> Float64Array:
-    """Return the largest change of each number by rounding to the type ``dtype``."""
+    """Return, for each number, an upper bound of the change that rounding it to the type ``dtype`` makes."""
     half = HALF_ULP[np.dtype(dtype).name]
     with np.errstate(all="ignore"):
         error: Float64Array = half.relative * np.abs(exact) + half.absolute
@@ -134,8 +134,8 @@ class Derived(NamedTuple):
         value: the losses.
         largest: for each loss, the largest magnitude among the loss itself and the terms that add up to it.
         own: the error if every activation function is rounded correctly; it is in proportion to ``largest``.
-        functions: for each activation function, the derivative of the error of the loss with respect to the error of
-            the function beyond correct rounding in u = 2^-23.
+        functions: by name of an activation function, how much the error of each loss grows for each u = 2^-23 by which
+            the error of the function exceeds u / 2.
         beside: a further error, which is not in proportion to ``largest``.
     """
 

@@ -9,10 +9,11 @@ keyword raises a TypeError.
 
 - checks, and conversions to Python types: :func:`as_float`, :func:`as_int`, :func:`as_int64`, :func:`check_flags`,
   :func:`is_integer`, :func:`is_number`;
-- a field as an :class:`Option`: :func:`options_of`; dataclasses from and to keywords: :func:`numbers`,
-  :func:`all_numbers`, :func:`options_from`, :func:`values_of`;
-- the signature of a public function: :func:`shows`, :func:`hides_unknown`, and :func:`refuse_unknown` for keywords that
-  are not in it, :class:`NoKeywords` for functions without keywords;
+- the fields of a dataclass, each as an :class:`Option`: :func:`options_of`;
+- dataclass instances from keywords: :func:`numbers`, :func:`options_from`; keywords for operators and kernels:
+  :func:`all_numbers` from the keywords of a call, :func:`values_of` from dataclass instances;
+- the visible signature of a public function: :func:`shows`, :func:`hides_unknown`; the error for an unknown keyword:
+  :func:`refuse_unknown`, also in functions that take none (:class:`NoKeywords`);
 - the reductions of losses: :data:`REDUCTIONS`, :func:`check_reduction`.
 
 In all checks, ``caller`` is the name with which error messages begin.
@@ -265,16 +266,16 @@ def shows(shared: type, defaults: type[Dataclass]) -> Callable[[Function], Funct
 
 
 def refuse_unknown(function: Callable[..., Any], keywords: Mapping[str, Any], known: Collection[str] = ()) -> None:
-    """Check that all keywords of a call are known, for functions with ``**keywords``, where Python does not check.
+    """Check the names of the keywords that a function got as ``**keywords``, which Python does not check.
 
     Args:
         function: the function that was called.
         keywords: the keywords that the call passed.
-        known: the names that are allowed.
+        known: the keywords that are allowed.
 
     Raises:
-        TypeError: a keyword is unknown; the message names the function, the keyword, the arguments, and the nearest
-            one.
+        TypeError: a keyword is unknown; the message names the function, the keyword, the function's arguments, and the
+            argument most like the keyword.
     """
     for name in keywords:
         if name not in known:

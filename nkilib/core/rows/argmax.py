@@ -6,9 +6,10 @@
 :class:`Argmax` processes one chunk of one batch at a time. :meth:`Argmax.search` prepares a :class:`Search`, which
 processes one chunk of several batches.
 
-Two numbers are kept for each chunk k of a row: -m_k, where m_k is its maximum, and the first column that holds m_k. To
-combine the chunks of a row, the columns of the chunks with the largest m_k are compared, and the smallest one is the
-result. Columns are counted in float32, which is exact up to 2^24.
+Two numbers are kept for each chunk k of a row: -m_k, where m_k is the maximum of the chunk, and the first column that
+holds m_k. The argmax of the row is the smallest of these columns over the chunks with the largest m_k. The numbers are
+kept in *tiles of chunks*, whose layout is :class:`.statistics.Columns`. Columns are float32 numbers, which are exact up
+to 2^24.
 
 A NaN is equal to nothing: a row that holds a NaN has no argmax, and its result is the number of columns, one past the
 last column. The search instructions (``nisa.max8``, ``nisa.nc_find_index8``) search for eight values at a time, and
@@ -59,11 +60,12 @@ class Search:
 
     Attributes:
         tiles_sbuf: the chunk of each batch, with eight columns or more.
-        values_sbuf, places_sbuf: the values that are searched for and their places, [rows, batches, 8].
+        values_sbuf, places_sbuf: the eight values to find in each row of each chunk, and their places, [rows, batches,
+            8].
         first_sbuf: the column number of the chunk's first column, float32 [rows, 1].
-        found_sbuf: the resulting columns, float32 [rows, batches].
-        neg_max_sbuf: the tile for minus the maxima, float32 [rows, batches], if the search has to find the maxima; None
-            if ``values_sbuf`` holds the maxima already.
+        found_sbuf: the result: the columns, counted from the begin of the row, float32 [rows, batches].
+        neg_max_sbuf: the tile for minus the maxima that the search finds, float32 [rows, batches]; None if the maxima
+            are known and ``values_sbuf`` holds them.
     """
 
     tiles_sbuf: list[nl.NkiTensor]
@@ -103,8 +105,7 @@ class Argmax:
             columns].
         row_neg_max_sbuf, row_found_sbuf: -m and the argmax of each row, float32 [rows, batches].
         short_sbuf: scratch for a chunk of fewer than eight columns, padded to eight, [rows, 8].
-        values_sbuf, places_sbuf: scratch for the value that is searched for, repeated eight times, and for its places,
-            [rows, 8].
+        values_sbuf, places_sbuf: scratch for eight copies of the value to find, and for their places, [rows, 8].
     """
 
     columns: Columns
@@ -139,7 +140,7 @@ class Argmax:
         Args:
             chunk_sbuf: the chunk, [rows, columns of the chunk].
             exact_neg_max_sbuf: -m_k in the type of the chunk, [rows, 1].
-            place: where the tiles of chunks hold the values of this chunk.
+            place: the place of this chunk in the tiles of chunks.
             first: the column number of the chunk's first column.
         """
         size = chunk_sbuf.shape[1]
@@ -172,12 +173,13 @@ class Argmax:
 
         Args:
             tiles_sbuf: the chunk of each batch, float32 [rows, columns of the chunk], at most ``SEARCHED_MAX`` columns.
-            place: where the tiles of chunks hold the values of the first batch's chunk.
+            place: the place of the first batch's chunk in the tiles of chunks.
             first_sbuf: the column number of the chunk's first column, float32 [rows, 1].
-            neg_max_sbuf: minus the maxima, divided by ``factor``, float32 [rows, batches]; None if the search has to
-                find the maxima.
-            factor: the positive number by which ``neg_max_sbuf`` is multiplied.
-            keeps_maxima: whether this call writes ``factor * neg_max_sbuf`` to the argmax; else the caller does.
+            neg_max_sbuf: minus the maxima divided by ``factor``, float32 [rows, batches]; None if the maxima are not
+                known, so that the search has to find them.
+            factor: a positive number; ``factor * neg_max_sbuf`` is minus the maxima.
+            keeps_maxima: whether this call writes ``factor * neg_max_sbuf`` to :attr:`neg_max_sbuf`; else the caller
+                does.
         """
         batches, column = slice(place.batch, place.batch + len(tiles_sbuf)), place.column
         shape = (self.columns.rows, len(tiles_sbuf), VALUES)
@@ -201,8 +203,8 @@ class Argmax:
     def combine(self, chunks: int) -> None:
         """Compute -m and the argmax of each row from its first ``chunks`` chunks.
 
-        With ``column`` the column that was found in a chunk, the argmax is num_columns - max of (num_columns - column)
-        over the chunks whose maximum is m; the other chunks count as 0.
+        The argmax is num_columns - max of c_k over the chunks k, where c_k is num_columns - (the column found in chunk
+        k) if m_k is m, else 0.
         """
         neg_max_sbuf = self.columns.in_use(self.neg_max_sbuf, chunks)
         candidates_sbuf = nl.ndarray(neg_max_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)

@@ -3,12 +3,12 @@
 
 """The division of the rows of a core into batches, one row per partition, and into groups of batches.
 
-A *batch* is rows that are processed at a time, a *group* is consecutive batches of the same size whose results are
-computed and stored together. :func:`batches_of_core` makes each :class:`Batch`, :func:`batch_groups` each
+A *batch* is a set of rows that are processed at a time. A *group* is a run of batches of the same size whose results
+are computed and stored together. :func:`batches_of_core` makes each :class:`Batch`, :func:`batch_groups` each
 :class:`BatchGroup`. Code that also works for gathered rows (:mod:`.gathered`) takes any :class:`RowsOfMatrix` or
-:class:`StoredRows`. :class:`RowsAhead` is a load of a group's values that has been started, :class:`GroupedLoads`
-starts such loads in time, and :class:`SwappedResult` exchanges results of two cores, which then store longer runs of
-contiguous values. Core c has rows c, c + cores, c + 2 * cores, ... (:mod:`nkilib.core.cores`).
+:class:`StoredRows`. :class:`RowsAhead` is a load of a group's values that has been started; :class:`GroupedLoads`
+starts such loads before the group is processed. With :class:`SwappedResult`, two cores exchange results, so that each
+stores contiguous values. Core c has rows c, c + cores, c + 2 * cores, ... (:mod:`nkilib.core.cores`).
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class BatchGroup:
     """Batches that are finished together. All of them have the same number of rows.
 
     Attributes:
-        start, end: the number of the first batch, and that of the last batch plus 1.
-        first, rows, cores: the attributes of the first :class:`Batch`.
+        start, end: the batches of the core from index ``start`` up to but not including index ``end``.
+        first, rows, cores: the attributes of the group's first :class:`Batch`.
     """
 
     start: int
@@ -114,16 +114,16 @@ class BatchGroup:
         return self._arranged(self._requested(vector_hbm, dtype))
 
     def ahead(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> RowsAhead:
-        """Start the load of the values of the rows from a vector [N]. :meth:`RowsAhead.loaded` of the result returns
-        the tile.
+        """Start to load the values of the rows from a vector [N]. :meth:`RowsAhead.loaded` of the result returns the
+        tile.
         """
         return RowsAhead(self, self._requested(vector_hbm, dtype))
 
     def _requested(self, vector_hbm: nl.NkiTensor, dtype: nl.DType) -> nl.NkiTensor:
         """Load the values of the rows into a tile that :meth:`_arranged` turns into [rows, batches].
 
-        A DMA engine takes as long for a single value as for a row. So the values of several batches are loaded as rows
-        that are contiguous in HBM, together with the values of the other cores.
+        The values of several batches are loaded as [batches, rows * cores], together with the values of the other
+        cores: these are contiguous in HBM, and a DMA engine takes as long for a single value as for contiguous ones.
         """
         if self.batches == 1:
             values_sbuf = nl.ndarray((self.rows, self.batches), dtype=dtype, buffer=nl.sbuf)
@@ -162,15 +162,13 @@ class BatchGroup:
 
 @dataclass(frozen=True)
 class RowsAhead:
-    """A load of a group's values from a vector that has been started, and the tile that it writes."""
+    """A load of a group's values from a vector that has been started. The load writes the tile ``requested_sbuf``."""
 
     group: BatchGroup
     requested_sbuf: nl.NkiTensor
 
     def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
-        """Return the values as a tile [rows, batches]. The arguments must be those of the call of
-        :meth:`BatchGroup.ahead`.
-        """
+        """Return the values as a tile [rows, batches]. Pass the arguments that :meth:`BatchGroup.ahead` got."""
         return self.group._arranged(self.requested_sbuf)
 
 
@@ -185,8 +183,8 @@ def batches_of_core(num_rows: int, cores: int, core: int, rows_per_batch: int) -
 def batch_groups(batches: list[Batch], most: int) -> list[BatchGroup]:
     """Return groups of at most ``most`` batches each.
 
-    The last batch is a group of its own. It may have fewer rows, and after its last chunk only its own results are left
-    to store, because the results of the other batches have been stored by then.
+    The last batch is a group of its own, for two reasons: it may have fewer rows, and so few results are left to store
+    at the end of the kernel.
     """
     last = len(batches) - 1
     starts = [*range(0, last, most), last]
@@ -198,15 +196,16 @@ def batch_groups(batches: list[Batch], most: int) -> list[BatchGroup]:
 
 @dataclass(frozen=True)
 class SwappedResult:
-    """One result of the rows of a group of batches, and of the other core's group with the same number.
+    """One result of the rows of two cores, which this core stores.
 
     The rows of a core are every other row of the matrix, and a DMA engine takes as long for a single element as for a
-    row. So each core gets one of two results for the rows of both cores, and stores runs of contiguous values.
+    row of elements. So both cores compute two results for their own rows and exchange values. Each core then stores one
+    of the results, for the rows of both cores, as contiguous values.
 
     Attributes:
-        group: the group of this core.
+        group: the group of this core; the rows of the other core are its group with the same index.
         vector_hbm: the vector of the result, [N].
-        values_sbuf: for each core, the values of its rows, [rows, batches].
+        values_sbuf: the values of the rows of core 0 and of core 1, each [rows, batches].
     """
 
     group: BatchGroup
@@ -229,7 +228,7 @@ class SwappedResult:
         return cls(group, vector_hbm, [own_sbuf, others_sbuf] if core == 0 else [others_sbuf, own_sbuf])
 
     def store(self) -> nisa.NkiInstruction:
-        """Store the values of both cores in contiguous runs, and return the DMA instruction. Vector transposes the
+        """Store the values of both cores as contiguous values, and return the DMA instruction. Vector transposes the
         values.
         """
         rows, batches, cores = self.group.rows, self.group.batches, self.group.cores
@@ -247,7 +246,7 @@ class SwappedResult:
 
 @dataclass(frozen=True)
 class FirstBatch(Batch):
-    """A batch that records which vectors are loaded for it (``asked``: each vector and type)."""
+    """A batch that records in ``asked`` the vector and the type of each call of :meth:`loaded`."""
 
     asked: list[tuple[nl.NkiTensor, nl.DType]]
 
@@ -258,7 +257,7 @@ class FirstBatch(Batch):
 
 @dataclass(frozen=True)
 class BatchOfGroup(Batch):
-    """A batch whose values are on chip already; ``values`` has them in the order in which they will be loaded."""
+    """A batch whose values are on chip already; each call of :meth:`loaded` returns the next tile of ``values``."""
 
     values: Iterator[nl.NkiTensor]
 
@@ -271,15 +270,15 @@ class GroupedLoads:
     """The batches of a core, for code that loads the same vectors for each batch. The values of a group of batches are
     loaded together, which takes the DMA engines as long as the values of one batch.
 
-    The first batch is loaded alone, and shows which vectors are needed. The next two are loaded alone as well: the load
-    of a group takes the time of one batch, and Vector transposes the values during the next batch, so that no engine
+    The first batch is loaded alone, and shows which vectors are needed. The next two batches are loaded alone as well.
+    Meanwhile the first group is loaded during one batch and transposed on Vector during the next, so that no engine
     waits.
 
     Attributes:
         batches: the batches of the core.
-        alone: the number of batches, from the first on, that are loaded by themselves: ``LOADED_ALONE``, or the number
-            of all batches for no groups.
-        groups: each group of the batches after those, by the number of its first batch.
+        alone: the number of batches at the begin that are loaded one by one: ``LOADED_ALONE``, or all batches for no
+            groups.
+        groups: the groups of the later batches, by the index of the first batch of each group.
     """
 
     batches: list[Batch]
@@ -306,7 +305,7 @@ class GroupedLoads:
             self._ahead[number] = [self.groups[number].ahead(*asked) for asked in self._asked]
 
     def batch(self, number: int) -> Batch:
-        """Return batch ``number``. Call with 0, 1, 2, ..., and call :meth:`request_after` in between."""
+        """Return batch ``number``. Call with 0, 1, 2, ..., and call :meth:`request_after` after each of these calls."""
         first, rows, cores = (getattr(self.batches[number], name) for name in ("first", "rows", "cores"))
         if number == 0:
             return FirstBatch(first, rows, cores, self._asked)

@@ -88,8 +88,8 @@ def require_vector(function: str, name: str, vector_hbm: nl.NkiTensor | None, le
         name: the name of the argument.
         vector_hbm: the argument.
         length: the number of elements that it must have.
-        like: the tensor with as many elements, such as "the positions"; the message advises to flatten the argument to
-            it.
+        like: a phrase for a tensor of that many elements, such as "the positions"; it ends the message "flatten it as
+            ...".
     """
     if vector_hbm is None:
         raise AssertionError(f"{function}: {name} must be a tensor of shape ({length},), got None")

@@ -51,9 +51,10 @@ def int32_column(rows: int, first: int, step: int) -> nl.NkiTensor:
 
 
 def integer_op(dst_sbuf: nl.NkiTensor, data1_sbuf: nl.NkiTensor, data2_sbuf: nl.NkiTensor, op: Operator) -> None:
-    """Compute data1 <op> data2 on GpSimd, the engine with exact int32 arithmetic; the others go through float32.
+    """Compute data1 <op> data2 on GpSimd. Its int32 arithmetic is exact; the other engines compute in float32.
 
-    An operand may have more rows than ``dst``, and one column for all columns of ``dst``.
+    If an operand has more rows than ``dst``, the first rows are used. If it has one column, it is used for every
+    column.
     """
     nisa.tensor_tensor(
         dst=dst_sbuf,
@@ -65,9 +66,9 @@ def integer_op(dst_sbuf: nl.NkiTensor, data1_sbuf: nl.NkiTensor, data2_sbuf: nl.
 
 
 def _fitting(operand_sbuf: nl.NkiTensor, shape: tuple[int, ...]) -> nl.NkiTensor:
-    """Return the first rows of an operand [rows, 1] or [rows, columns], in the shape of the result.
+    """Return the first rows of an operand [rows, 1] or [rows, columns], as a view of the shape ``shape`` of the result.
 
-    Only the last batch of a core may have fewer rows than a constant was made for.
+    Constants have the rows of a full batch; the last batch of a core may have fewer.
     """
     rows, columns = shape
     if rows != operand_sbuf.shape[0]:
@@ -102,9 +103,7 @@ class ElementIndices:
 
     def add_position(self, index_sbuf: nl.NkiTensor, column_sbuf: nl.NkiTensor) -> None:
         """Replace a flag in ``index_sbuf`` (1 for an invalid column, 0 for a valid one) by the index of the element in
-        the span.
-
-        If the flag is 1, the index is out of range.
+        the span, which is out of range for an invalid column.
         """
         self.add_column(index_sbuf, column_sbuf)
         self.add_row(index_sbuf, index_sbuf)
@@ -117,7 +116,9 @@ class ElementIndices:
         integer_op(flag_sbuf, flag_sbuf, column_sbuf, nl.add)
 
     def add_row(self, index_sbuf: nl.NkiTensor, in_row_sbuf: nl.NkiTensor) -> None:
-        """Compute the indices of elements in the span, [rows, 1], from their columns ``in_row_sbuf``."""
+        """Write the indices of elements in the span to ``index_sbuf``, int32 [rows, 1], from their columns
+        ``in_row_sbuf``.
+        """
         integer_op(index_sbuf, in_row_sbuf, self.row_start_sbuf, nl.add)
 
 

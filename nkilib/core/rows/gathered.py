@@ -27,13 +27,13 @@ BITS_OF_ROW = 7
 
 @dataclass(frozen=True)
 class KeptValues:
-    """A value of each row of a core, kept in HBM for the rows that are recomputed.
+    """One value of each row of a core, kept in HBM to be read again for recomputed rows.
 
-    The values of a partition are contiguous, so that a DMA engine writes them at once; in a vector [N] each value would
-    take a write of its own.
+    In a vector [N], a DMA engine would write each value by itself. Here the values of a group in a partition are
+    contiguous.
 
     Attributes:
-        values_hbm: the values, [128, batches].
+        values_hbm: the values, [128, batches]: the row in partition p of batch b has the value [p, b].
     """
 
     values_hbm: nl.NkiTensor
@@ -50,12 +50,13 @@ class KeptValues:
 
 @dataclass(frozen=True)
 class GatheredRows:
-    """The rows of a tile. They may lie anywhere in a matrix of ``num_rows`` rows. Indices are int32 tiles [rows, 1].
+    """The 128 slots of a tile of the list, each with a row from anywhere in a matrix, or empty. Indices are int32 tiles
+    [rows, 1].
 
     Attributes:
         num_rows: the number of rows of the matrix.
         number_sbuf: the index of each row in the matrix; out of range in a slot without a row.
-        readable_sbuf: the same index, but the first row of the core in a slot without a row.
+        readable_sbuf: the same index; in a slot without a row, the index of the first row of the core.
         kept_sbuf: the index of each row in the values of a :class:`KeptValues`.
         after: the instructions that must finish before values of the rows are read or written.
     """
@@ -73,7 +74,7 @@ class GatheredRows:
 
     @property
     def start(self) -> int:
-        """The number of the first batch; always 0."""
+        """0: the rows are a single batch. :class:`.batches.StoredRows` requires this property."""
         return 0
 
     def part_of(self, matrix_hbm: nl.NkiTensor, start: int, end: int) -> nl.NkiTensor:
@@ -81,8 +82,8 @@ class GatheredRows:
         return matrix_hbm[:, start:end].vector_select(0, self.readable_sbuf)
 
     def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
-        """Load the values of the rows from a vector [N] into a new tile [rows, 1]; values that were just stored are
-        included.
+        """Load the values of the rows from a vector [N] into a new tile [rows, 1]; the load waits for the instructions
+        in ``after``.
         """
         return self._gathered(vector_hbm, self.readable_sbuf, dtype)
 
@@ -117,7 +118,7 @@ class SlotTables:
     """Constants for the computation of slots.
 
     Attributes:
-        earlier_sbuf: bfloat16 [128 k, 128 p]; 1 where row p of a batch comes after row k, else 0.
+        earlier_sbuf: bfloat16 [128, 128]; the element [k, p] is 1 if k < p, else 0.
         ones_sbuf: ones, bfloat16 [128, 128].
         count_to_sbuf: 0, 1, 2, ... in each partition, float32 [128, 128 or more].
         ordinal_sbuf: 1, 2, 3, ... down the partitions, float32 [128, 1].
@@ -151,8 +152,8 @@ class Slots:
     """The slot of each row of a group of batches, float32 [rows, batches].
 
     Attributes:
-        row_sbuf: the row of the slot in its tile.
-        tile_sbuf: the tile of the slot; -1 for a row that is not flagged.
+        row_sbuf: the row of the slot in its tile, 0 to 127.
+        tile_sbuf: the index of the slot's tile in the list; -1 for a row that is not flagged.
     """
 
     row_sbuf: nl.NkiTensor

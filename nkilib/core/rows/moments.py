@@ -3,10 +3,10 @@
 
 """Sums over a row besides the sum of exponentials, from which entropies and other scores of the row are computed.
 
-The sums are gathered chunk by chunk, like the statistics: :class:`FirstMoment`, :class:`EntropyMoment`,
-:class:`SquareMoment` and :class:`MeanMoment`; :class:`ShiftedEntropy` is for sums under shifts instead of maxima.
-:class:`Moments` holds the sums that the options of a launch need. :class:`PieceTerms` computes two sums in one pass,
-in pieces (:mod:`nkilib.core.psum`).
+The sums are computed chunk by chunk, like the statistics (:mod:`.statistics`): :class:`FirstMoment`,
+:class:`EntropyMoment`, :class:`SquareMoment` and :class:`MeanMoment`; :class:`ShiftedEntropy` uses shifts in place of
+maxima. :class:`Moments` holds the sums that the options of a launch need. :class:`PieceTerms` computes two sums over a
+chunk in one pass, piece by piece (:mod:`nkilib.core.psum`).
 
 With elements z_j of a row and factors f_j, a chunk k of maximum m_k gives
 
@@ -21,17 +21,17 @@ and the row, where s_k are the sums of exponentials and m is its maximum,
 so that, with d the sum of exp(z_j - m) and lse = m + log d, sum f_j * (lse - z_j) = F * log d - G and the entropy is
 log d - E / d. Both use differences from the maximum, in which large elements cancel exactly and early.
 
-Where z = scale * x, exponentials are those of z, but G and E are sums of differences of x; ``scale`` multiplies the
-results that are derived from them.
+Under a scale, z = scale * x: exponentials are of z, but the differences in G and E are of x, and ``scale`` multiplies
+the results that are computed from G and E.
 
-An element of -inf has exp = 0 and adds nothing to E, but 0 * inf is NaN. So elements far below the maximum are first
-raised to a value at which exp is still 0 in float32 (:func:`raise_negligible`). float16 has no such number where the
-maximum is near its lowest number, or the scale is small: there only -inf is raised, and after its exponential is taken
-(:func:`raise_infinite`).
+An element of -inf has exp = 0 and should add nothing to E, but 0 * inf is NaN. So elements far below the maximum are
+raised, before their exponentials are computed, to a number at which exp is still 0 in float32
+(:func:`raise_negligible`). float16 may have no such number. There only -inf is raised, after its exponential is
+computed (:func:`raise_infinite`).
 
-Arguments: ``place`` is the place of a chunk's numbers in tiles of chunks; ``chunks`` is the number of chunks of a row
-that are combined; *distances* are m_k - m, *weights* are exp(m_k - m), both [rows, batches, columns]. Column 0 of a
-tile of chunks gets the combined value of earlier chunks (``restart``).
+Arguments: ``place`` is the place of a chunk's numbers in *tiles of chunks*, [rows, batches, columns], which
+:mod:`.statistics` defines. ``chunks`` is the number of chunks of a row that are combined. *Distances* are m_k - m and
+*weights* exp(m_k - m), both in tiles of chunks. ``restart`` writes the combined value of earlier chunks to column 0.
 """
 
 from __future__ import annotations
@@ -66,16 +66,15 @@ def raise_negligible(
         chunk_sbuf: x, [rows, columns].
         neg_max_sbuf: -m, minus the maximum or minus any number that is not far below it, float32 [rows, 1].
         scale: the scale, a positive number; if rows have scales of their own, a lower bound of them.
-        is_shared: whether GpSimd processes half of the elements. This pays where Vector has another chunk to work on
-            meanwhile: for bfloat16, Vector takes four elements a cycle, and GpSimd is modelled to take two cycles an
-            element.
+        is_shared: whether GpSimd processes half of the elements and Vector the other half. This pays where Vector has
+            another chunk to work on meanwhile.
     """
     if chunk_sbuf.dtype != nl.float16:
         raise_to(chunk_sbuf, lowest_relevant(neg_max_sbuf, scale), is_shared)
 
 
 def lowest_relevant(neg_max_sbuf: nl.NkiTensor, scale: float) -> nl.NkiTensor:
-    """Return the number to which :func:`raise_negligible` raises smaller elements, for -m of any shape."""
+    """Return the number to which :func:`raise_negligible` raises smaller elements, shaped like -m."""
     lowest_sbuf = float32_like(neg_max_sbuf)
     nisa.tensor_scalar(
         dst=lowest_sbuf,
@@ -110,7 +109,7 @@ def raise_to(chunk_sbuf: nl.NkiTensor, lowest_sbuf: nl.NkiTensor, is_shared: boo
 
 
 def raise_infinite(elements_sbuf: nl.NkiTensor) -> None:
-    """Raise each -inf to the lowest number of float16, in place, after the exponentials are taken.
+    """Raise each -inf to the lowest number of float16, in place, after the exponentials are computed.
 
     Tiles of other types are left unchanged, because :func:`raise_negligible` has removed their -inf.
     """
@@ -198,7 +197,7 @@ class FirstMoment:
         )
 
     def combine(self, columns: Columns, distances_sbuf: nl.NkiTensor, terms_sbuf: nl.NkiTensor, chunks: int) -> None:
-        """Compute F and G (see the module) of the rows from the distances m_k - m; ``terms_sbuf`` is overwritten."""
+        """Compute F and G (see the module) of the rows from the distances m_k - m; ``terms_sbuf`` is scratch."""
         factors_sbuf, first_sbuf = columns.in_use(self.factors_sbuf, chunks), columns.in_use(self.first_sbuf, chunks)
         nisa.tensor_tensor(dst=terms_sbuf, data1=factors_sbuf, data2=distances_sbuf, op=nl.multiply)
         nisa.tensor_tensor(dst=terms_sbuf, data1=terms_sbuf, data2=first_sbuf, op=nl.add)
@@ -266,7 +265,7 @@ def _entropies(sums: Statistics | ShiftedSums, row_entropy_sbuf: nl.NkiTensor) -
 
 @dataclass(frozen=True)
 class EntropyMoment:
-    """E of the module, for a group of batches: of chunks, [rows, batches, columns], and of rows, [rows, batches]."""
+    """E_k of chunks, [rows, batches, columns], and E of rows, [rows, batches] (see the module)."""
 
     entropy_sbuf: nl.NkiTensor
     row_entropy_sbuf: nl.NkiTensor
@@ -310,7 +309,7 @@ class EntropyMoment:
     def combine(
         self, statistics: Statistics, distances_sbuf: nl.NkiTensor, terms_sbuf: nl.NkiTensor, chunks: int
     ) -> None:
-        """Compute E (see the module) of the rows from the distances m_k - m; ``terms_sbuf`` is overwritten."""
+        """Compute E (see the module) of the rows from the distances m_k - m; ``terms_sbuf`` is scratch."""
         columns = statistics.columns
         nisa.scalar_tensor_tensor(
             dst=terms_sbuf,
@@ -344,9 +343,9 @@ class EntropyMoment:
 class ShiftedEntropy:
     """E of a group of batches under shifts: like :class:`EntropyMoment`, with the shift of a row in place of every m_k.
 
-    The sums of the chunks of a row are therefore added without weights. An element above the shift adds to E, and its
-    excess in log S is subtracted again, where S is the sum of exponentials (:mod:`.shifted`): where S is at most 2^11,
-    that costs the entropy up to 8 units in the last place of 8.
+    The sums of the chunks of a row are added without weights. Elements above the shift make E and log S larger (S is
+    the sum of exponentials, see :mod:`.shifted`). These excesses cancel in the entropy; while S is at most 2^11, the
+    difference is off by at most 8 units in the last place of 8.
     """
 
     entropy_sbuf: nl.NkiTensor
@@ -370,7 +369,7 @@ class ShiftedEntropy:
         nisa.tensor_reduce(dst=self.row_entropy_sbuf, op=nl.add, data=columns.in_use(self.entropy_sbuf, chunks), axis=2)
 
     def restart(self, columns: Columns, chunks: int) -> None:
-        """Copy E of each row, from ``chunks`` chunks that fill the columns, to column 0."""
+        """Combine E of ``chunks`` chunks of each row, which fill the columns, into column 0."""
         self.combine(columns, chunks)
         columns.restart(self.entropy_sbuf, self.row_entropy_sbuf)
 
@@ -503,7 +502,7 @@ class MeanMoment:
             nisa.tensor_reduce(dst=of_rows_sbuf, op=nl.add, data=in_use_sbuf, axis=2)
 
     def restart(self) -> None:
-        """Copy the sums and counts of the rows, as :meth:`combine` computed them, to column 0."""
+        """Copy the sums and counts of the rows, which :meth:`combine` has computed, to column 0."""
         for of_chunks_sbuf, of_rows_sbuf in self._pairs():
             self.columns.restart(of_chunks_sbuf, of_rows_sbuf)
 
@@ -589,7 +588,7 @@ class Moments:
             self.mean.combine(chunks)
 
     def restart(self) -> None:
-        """Copy the sums of each row, as :meth:`combine` computed them, to column 0."""
+        """Copy the sums of each row, which :meth:`combine` has computed, to column 0."""
         if self.first is not None:
             self.columns.restart(self.first.factors_sbuf, self.first.row_factors_sbuf)
             self.columns.restart(self.first.first_sbuf, self.first.row_first_sbuf)

@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Rows that have to be recomputed: a kernel collects them on chip while it streams, and processes them at its end.
+"""Rows that have to be recomputed: a kernel lists them on chip while it streams, and recomputes them at its end.
 
-:class:`FlaggedRows` is the list of these rows, and runs the loop over them; :func:`most_trips` bounds its iterations.
-:mod:`.gathered` has the slots of the list, and the rows of an iteration.
+:class:`FlaggedRows` is the list, and runs the loop over its rows; :func:`most_trips` bounds the iterations of the loop.
+:mod:`.gathered` has the slots of the list and the rows of an iteration.
 
-Only the device knows which rows these are. So each flagged row gets a slot by prefix sums on Tensor. Slot 128 i + j is
-row j of tile i. Matrix products write the partition and the batch of each flagged row into its slot: one operand is 1
-at the row of the slot, the other one holds the two numbers at its tile, and both are 0 elsewhere. At the end the cores
-agree on the larger of their numbers of rows, and a loop whose iteration count is read at run time takes two tiles per
-iteration; usually it has no iterations. A slot without a row reads the first row of its core, and writes to an index
-out of range, which the DMA engine is told to skip.
+Only the device knows which rows have to be recomputed. The list has tiles of 128 slots. Prefix sums on Tensor give each
+flagged row a slot; slot 128 i + j is row j of tile i. Matrix products then write the partition and the batch of the row
+into the slot.
 
-All numbers on the way are integers that their types hold exactly: up to 256 in bfloat16, up to 2^24 in float32.
+At the end the cores exchange their numbers of flagged rows, and all cores run the loop as often as the larger number
+needs, with two tiles per iteration; usually the loop has no iterations. For an empty slot the loop reads the first row
+of the core, and writes to an index out of range, which the DMA engine skips.
+
+All these numbers are integers that their types hold exactly: up to 256 in bfloat16, up to 2^24 in float32.
 """
 
 from __future__ import annotations
@@ -59,11 +60,11 @@ class FlaggedRows:
     Attributes:
         num_rows: the number of rows of the matrix.
         cores, core: the number of cores of the launch, and the number of this core.
-        rows_per_batch: the number of rows of the first batch of the core.
-        tiles: the number of tiles that have slots.
+        rows_per_batch: the number of rows of a batch, except that the last batch may have fewer.
+        tiles: the number of tiles of the list, 128 slots each.
         constants: the constants for the computation of slots.
-        count_sbuf: the number of flagged rows so far, float32 [128, 1], the same in each partition.
-        integer_count_sbuf: the same number, int32 [1, 1].
+        count_sbuf: the number of flagged rows so far, float32 [128, 1], the same number in each partition.
+        integer_count_sbuf: the number of flagged rows so far, int32 [1, 1].
         list_psum: the list, float32 [128 j, 2, tiles i]. For slot 128 i + j, [j, 0, i] is the partition of the row in
             its batch plus one, or 0 in a slot without a row; [j, 1, i] is the number of the batch.
         added: the numbers of the batches whose rows are in the list.
@@ -105,9 +106,7 @@ class FlaggedRows:
 
     @property
     def psum_bytes(self) -> int:
-        """The bytes of a partition of PSUM for the list, which takes a whole bank, and for the tiles that compute
-        it.
-        """
+        """The bytes per partition of PSUM that the list, a whole bank, and the tiles for computing slots take."""
         return nl.tile_size.psum_bank_fmax_bytes + _PSUM_OF_SLOTS
 
     def add(self, flags_sbuf: nl.NkiTensor, group: BatchGroup) -> None:
@@ -199,12 +198,11 @@ class FlaggedRows:
         others_sbuf: nl.NkiTensor | None,
         after: list[nisa.NkiInstruction],
     ) -> None:
-        """Run the loop over the flagged rows: call ``compute`` with the rows of an iteration. All cores run the same
-        number of iterations.
+        """Run the loop over the flagged rows; its body calls ``compute``. All cores run the same number of iterations.
 
         Args:
-            compute: a function of the tiles of an iteration. It is traced once, as the body of a loop, and writes its
-                results by :meth:`GatheredRows.stored` alone.
+            compute: a function that recomputes the given rows, one :class:`GatheredRows` for each tile of an iteration.
+                It is traced once and must write results with :meth:`GatheredRows.stored` only.
             others_sbuf: the result of :meth:`exchanged_count`.
             after: the instructions that must finish before values of the rows are read or written.
         """
@@ -230,10 +228,9 @@ class FlaggedRows:
         return tiles
 
     def _gathered(self, slot_sbuf: nl.NkiTensor, after: list[nisa.NkiInstruction]) -> GatheredRows:
-        """Return the rows of a tile of the list. A row has the index (batch * rows_per_batch + partition) * cores +
-        core.
+        """Return the rows in the slots ``slot_sbuf``, [128, 2, 1], of a tile of the list; an empty slot holds zeros.
 
-        Empty slots hold zeros.
+        The index of a row in the matrix is (batch * rows_per_batch + partition) * cores + core.
         """
         ordinal_sbuf, batch_sbuf = slot_sbuf[:, 0, :], slot_sbuf[:, 1, :]
         number_sbuf, none_sbuf = float32_like(ordinal_sbuf), float32_like(ordinal_sbuf)

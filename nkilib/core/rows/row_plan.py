@@ -10,8 +10,9 @@ the rows of a core that are processed together, and loads and stores them. :func
 written once. It needs the bytes that a loop keeps on chip (:class:`Streams`). :func:`kept_plan` makes a plan in which
 the exponentials of a row stay on chip as well.
 
-The rounding of a row may depend on the row's length, the types and the sizes that the caller sets, but on nothing
-else. The number of rows per partition affects no bit, so it is decided where the number of rows is known.
+The rounding of a row may depend on the row's length, the types and the sizes that the caller sets, but on nothing else.
+The number of rows per partition affects no bit of a result, so :func:`batches_of_core` may choose it by the number of
+rows.
 
 The values of several partitions are moved to a *line*, side by side in one partition (:func:`on_line`), and back
 (:func:`off_line`, :func:`column_of`). GpSimd shares the maxima of rows with Vector (:func:`halved`).
@@ -71,9 +72,9 @@ class RowPiece:
     columns.
 
     Attributes:
-        first, end: the first row of each partition, and the last one plus one.
-        start, stop: the first column of each partition, and the last one plus one.
-        column: the column for the values of the piece in the statistics, if rows have several pieces.
+        first, end: the rows of each partition, from ``first`` up to but not including ``end``.
+        start, stop: the columns of each partition, from ``start`` up to but not including ``stop``.
+        column: the column of the statistics that gets the values of the piece, if rows have several pieces.
     """
 
     first: int
@@ -124,8 +125,9 @@ class RowPlan:
         piece_size: the maximum number of elements of a piece in a partition.
         rows_of_piece: the maximum number of rows of a piece in a partition; 1 if a row has several pieces.
         rows_each: the maximum number of rows per partition.
-        batches_on_chip: the number of batches that have tiles.
-        kept_pieces: the number of pieces that have tiles for values that are kept beside the rows; 0 if none are kept.
+        batches_on_chip: the number of batches whose rows are in SBUF at a time.
+        kept_pieces: the number of tiles for exponentials of pieces that stay on chip (:func:`kept_plan`); 0 in other
+            plans.
     """
 
     row_size: int
@@ -219,10 +221,10 @@ def row_plan(
         row_size: C, the number of elements of a row.
         streams: the bytes that the loop keeps in a partition.
         chunk_size: the maximum number of elements of a piece; None means the number that is modelled to be fastest.
-        most_pieces: the maximum number of pieces of a batch of whole rows.
+        most_pieces: the maximum number of pieces of a batch, if each piece holds whole rows.
         piece_bytes: the bytes of a piece; None means the default for rows of that length.
-        least_parts: the fewest partitions per row, or one partition per element if a row is shorter; None means as few
-            as fit.
+        least_parts: a lower limit for the partitions per row; a row of fewer elements gets one partition per element.
+            None means no lower limit: as few partitions as fit.
 
     Raises:
         AssertionError: a row does not fit on chip.
@@ -275,7 +277,7 @@ def kept_plan(
         streams: the bytes that the loop keeps in a partition; ``scratch`` does not include the exponentials.
         chunk_size: the maximum number of elements of a piece; None means the number that is modelled to be fastest.
             The number of partitions of a row does not depend on it.
-        least_parts: the fewest partitions of a row, as for :func:`row_plan`.
+        least_parts: see :func:`row_plan`.
 
     Returns:
         The plan, or None if no plan fits the exponentials of a row and several batches.
@@ -329,7 +331,7 @@ class _Transfer:
 
     Attributes:
         piece: the piece of a batch.
-        start, stop: the first column in a partition, and the last one plus one.
+        start, stop: the columns in a partition, from ``start`` up to but not including ``stop``.
         is_tail: whether only the last part has these columns.
     """
 
@@ -342,8 +344,8 @@ class _Transfer:
         return piece_sbuf[:, :, self.start - self.piece.start : self.stop - self.piece.start]
 
     def on_chip(self, piece_sbuf: nl.NkiTensor, plan: RowPlan) -> nl.NkiTensor:
-        """Return the elements of the piece's tile that the transfer reads or writes: of a tail, only the last partition
-        of each row.
+        """Return the elements of the piece's tile that the transfer moves; for a tail, those in the last partition of
+        each row.
         """
         columns_sbuf = self.on_all_partitions(piece_sbuf)
         if not self.is_tail:
@@ -351,7 +353,7 @@ class _Transfer:
         return columns_sbuf[plan.parts - 1 : columns_sbuf.shape[0] : plan.parts]
 
     def in_hbm(self, matrix_hbm: nl.NkiTensor, batch: RowBatch) -> nl.NkiTensor:
-        """Return the elements of a matrix [rows, C] in HBM that the transfer reads or writes."""
+        """Return the elements of a matrix [rows, C] in HBM that the transfer moves."""
         plan, piece = batch.plan, self.piece
         if self.is_tail:
             skipped = (plan.parts - 1) * plan.width
@@ -371,8 +373,7 @@ class RowBatch:
         plan: the plan of the rows.
         matrix: the index of the matrix that the rows belong to.
         first: the index of the first row in the matrix; the rows are consecutive.
-        lines: the number of rows if a row has one or more partitions; the number of partitions if a partition has
-            several rows.
+        lines: the number of rows of the batch divided by ``rows_each``.
         rows_each: the number of rows per partition.
     """
 
@@ -394,7 +395,7 @@ class RowBatch:
 
     @property
     def start(self) -> int:
-        """The number of the first batch of the rows; always 0."""
+        """0: the rows are a single batch. :class:`.batches.StoredRows` requires this property."""
         return 0
 
     @property
@@ -506,8 +507,8 @@ def batches_of_core(
         rows: the number of rows of a matrix.
         cores: the number of cores of the launch.
         core: the number of this core.
-        least_batches: the number of batches into which rows are divided, if each of these batches has at least a piece.
-            1 makes a single batch of rows that fit evenly on a few partitions less.
+        least_batches: the least number of batches for the rows that fill 128 partitions; fewer if a batch would have
+            less than a piece. 1 also allows a single batch on fewer partitions, if the rows divide evenly among them.
     """
     batches = []
     share = div_ceil(rows, cores)

@@ -97,8 +97,8 @@ class DividedSbuf:
     Attributes:
         rows, chunk_size, dtype: the shape and type of a chunk.
         turns: the number of tiles of a scratch ring buffer.
-        chunk_buffers: the number of chunk buffers: as many as fit, but at most one for each load. With two or more,
-            loads and stores run in parallel with the computation.
+        chunk_buffers: the number of chunk buffers: as many as fit, at most one for each chunk that the core loads. With
+            two or more, loads and stores run in parallel with the computation.
     """
 
     rows: int
@@ -131,11 +131,11 @@ class DividedSbuf:
 
 @dataclass(frozen=True)
 class SbufPlan:
-    """The needs of a kernel in a partition of SBUF, for any chunk size.
+    """The bytes and tiles that a kernel needs in a partition of SBUF, for any chunk size.
 
     Attributes:
         small_bytes: the bytes for small tiles, with room for alignment.
-        num_scratch: the number of float32 scratch tiles of a chunk's size per chunk.
+        num_scratch: the number of float32 scratch tiles that a chunk needs, each of the chunk's size.
     """
 
     small_bytes: int
@@ -143,7 +143,7 @@ class SbufPlan:
 
     @property
     def bytes_that_fit(self) -> int:
-        """The bytes of a partition for chunk buffers and scratch."""
+        """The bytes per partition that are left for chunk buffers and scratch."""
         return usable_sbuf_bytes() - self.small_bytes
 
     def largest_chunk(self, dtype: nl.DType) -> int:
@@ -170,7 +170,8 @@ class SbufPlan:
 
 @dataclass
 class Scratch:
-    """The scratch of elementwise and row-wise kernels, which work on *pieces*, some columns at a time.
+    """The scratch of elementwise and row-wise kernels. A *piece* is the columns that an instruction processes at a
+    time.
 
     Attributes:
         tiles_sbuf: a ring buffer of tiles for pieces, float32 [128, columns of a piece].
@@ -205,7 +206,7 @@ class Scratch:
         return tile_sbuf[0:rows, 0:columns]
 
     def constant(self, number: float, rows: int) -> nl.NkiTensor:
-        """Return a tile [rows, 1] that holds ``number``. A number is written only once."""
+        """Return a tile [rows, 1] that holds ``number``. The tile of a number is made at the first call."""
         if number not in self.constants_sbuf:
             constant_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
             nisa.memset(dst=constant_sbuf, value=number)

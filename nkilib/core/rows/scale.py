@@ -3,9 +3,9 @@
 
 """The scale of z = scale * x: one number (:class:`ConstantScale`), or a number for each row (:class:`RowScale`).
 
-A number is a constant of the compiled kernel. The scales of rows are tiles, operands of the same instructions, so that
-other values need no compilation. The methods ``take_...`` and ``multiply`` write to ``dst_sbuf``, which may be the same
-tile as ``values_sbuf``.
+A :class:`ConstantScale` is a constant of the compiled kernel. A :class:`RowScale` is a tile, an operand of the same
+instructions, so new values need no compilation. The methods ``take_...`` and ``multiply`` write to ``dst_sbuf``, which
+may be the same tile as ``values_sbuf``.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class ConstantScale:
     def take_limited(self, dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, limit: float) -> None:
         """Compute scale * values into ``dst_sbuf``, [rows, batches], with infinities in place of large values.
 
-        A value whose magnitude, before scaling, is at least ``limit`` becomes infinite with its sign. ``limit`` must
-        be a power of two, so that the factor 2^128 / limit, which makes such values overflow, is exact.
+        If a value has a magnitude of at least ``limit``, its result is an infinity with the sign of the value.
+        ``limit`` must be a power of two, so that the factor 2^128 / limit, which makes such values overflow, is exact.
         """
         factor = OVERFLOW / limit
         nisa.tensor_scalar(

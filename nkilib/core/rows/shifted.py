@@ -1,27 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Sums of exponentials under a shift that is known before the elements are: no pass takes the maximum of a row.
+"""Sums of exponentials under a shift, which is known before most elements are loaded, in place of the maximum.
 
 For a shift c and the maximum m of a row x,
 
     log(sum over the row of exp(x - c)) + c = log(sum over the row of exp(x - m)) + m,
 
-whatever c is. Here c is the larger of the maximum of the row's first chunk and of one element that is known already,
-so that the sum S of exp(x - c) over a row of finite elements is at least 1. If m is larger than c, S is up to
-exp(m - c) times the sum under m. Up to :func:`sum_max`, S is as good as the sum under m. A row with a larger S, or with
-an infinity or a NaN, has to be recomputed under its maximum: :func:`doubtful` flags such rows.
+whatever c is. Here c is the larger of two numbers: the maximum of the row's first chunk, and one element of the row
+that the caller knows already. So the sum S of exp(x - c) over a row of finite elements is at least 1. If m is larger
+than c, S is up to exp(m - c) times the sum under m. If S is at most :func:`sum_max`, it is accurate enough. A row with
+a larger S, or with an infinity or a NaN, has to be recomputed under its maximum: :func:`doubtful` flags such rows.
 
-:class:`ShiftedSums` has the shifts and the sums of a group of batches. The tiles hold -c, which is the ``bias``
-of an activation, clamped to the finite float32 range. Where z = scale * x, exponentials are those of z, and shifts
-those of x.
+:class:`ShiftedSums` has the shifts and the sums of a group of batches. The tiles hold -c, which is the ``bias`` of an
+activation, clamped to the finite float32 range. Under a scale, z = scale * x: shifts are of x, and exponentials are of
+scale * (x - c).
 
-Largest accepted sum: rounding x - c costs an element above c half a unit of the last place of x - c, relative to its
-exponential; log S is rounded to half a unit of its last place. With S at most 2^23, log S and every x - c are below 16,
-and each error is at most 2^-21. The difference of two bfloat16 is exact unless one of them is over 2^16 times the
-other, so rows of bfloat16 have the rounding error of log alone. For float32 elements both errors count: S is at most
-2^11, log S is below 8, and each error is at most 2^-22. The same holds for float16, where a factor of 2^12 between two
-numbers is enough for their difference to be rounded.
+The largest accepted S follows from two errors of log S: the rounding of log S itself, and the rounding of x - c for
+elements above c. Each is at most half a unit in the last place of the rounded number.
+
+- bfloat16: a difference of two bfloat16 is exact unless one of them is over 2^16 times the other, so only the rounding
+  of log S counts. With S at most 2^23, log S is below 16, and the error is at most 2^-21.
+- float32 and float16: both errors count. With S at most 2^11, log S and every x - c are below 8, and each error is at
+  most 2^-22. In float16, a factor of 2^12 between two numbers is enough for their difference to be rounded.
 """
 
 from __future__ import annotations
@@ -73,9 +74,9 @@ class ShiftedSums:
         scale: the positive scale of z = scale * x.
         bias_sbuf: scale * -c of rows, [rows, batches]; the same tile as -c if the scale is 1.
         sums_sbuf: the sums of chunks, [rows, batches, columns].
-        exact_neg_max_sbuf: minus the maximum of a first chunk, in the type of the chunk, [rows, 1].
-        row_neg_max_sbuf: -c of rows, [rows, batches]; the name is that of minus the maximum in
-            ``nkilib.core.rows.statistics.Statistics``.
+        exact_neg_max_sbuf: minus the maximum of a row's first chunk, in the type of the chunk, [rows, 1].
+        row_neg_max_sbuf: -c of rows, [rows, batches]; named like the tile of minus the maximum in
+            :class:`.statistics.Statistics`, so that code can take either class.
         row_sum_sbuf, log_sum_sbuf: S and log S of rows, [rows, batches].
     """
 
@@ -118,7 +119,7 @@ class ShiftedSums:
     def take_shift(self, chunk_sbuf: nl.NkiTensor, element_sbuf: nl.NkiTensor, batch: int) -> None:
         """Compute -c, minus the shift of each row of a batch, before the first chunk is summed.
 
-        The shift is the maximum of the first chunk and one more element that is already known.
+        The shift is the larger of the maximum of the first chunk and one more element that is already known.
 
         Args:
             chunk_sbuf: the first chunk, or a part of it, [rows, columns].
@@ -159,10 +160,10 @@ class ShiftedSums:
         nisa.tensor_reduce(dst=self.row_sum_sbuf, op=nl.add, data=self.columns.in_use(self.sums_sbuf, chunks), axis=2)
 
     def restart(self, chunks: int) -> None:
-        """Copy the sum of ``chunks`` chunks, which fill the columns, to column 0."""
+        """Combine the sums of the first ``chunks`` chunks of each row, which fill the columns, into column 0."""
         self.combine_sums(chunks)
         self.columns.restart(self.sums_sbuf, self.row_sum_sbuf)
 
     def take_logs(self) -> None:
-        """Compute log S. Scalar loads another activation table for it, and exp's again for the next chunk."""
+        """Compute log S. Scalar has to load the table of log, and for the next chunk the table of exp again."""
         nisa.activation(dst=self.log_sum_sbuf, op=nl.log, data=self.row_sum_sbuf)

@@ -5,9 +5,9 @@
 
 :class:`Statistics` holds the pairs of all chunks and combines them for each row. :class:`Columns` is the layout of
 *tiles of chunks*, [rows, batches, columns], which hold a number for each chunk of each row; :class:`Place` is the place
-of a chunk in them. Other values that are gathered chunk by chunk use the same layout. With :class:`MaximumFolds`,
-GpSimd shortens (*folds*) chunks before Vector takes their maxima: :func:`halve` halves them, and :class:`Folding` says
-how often.
+of a chunk in them. Other values that are gathered chunk by chunk use the same layout. GpSimd can *fold* chunks, that
+is, shorten them by maxima of pairs (:func:`halve`), before Vector computes their maxima: :class:`Folding` says how
+often, :class:`MaximumFolds` has the tiles.
 
 For chunk k of a row x let m_k be the maximum of its elements and s_k the sum of exp(x - m_k). Then with m = max over k
 of m_k,
@@ -16,7 +16,8 @@ of m_k,
 
 so that chunks are independent of each other (Milakov and Gimelshein, arXiv 1805.02867, in its parallel form). The pairs
 (m_k, s_k) of all chunks of a group of batches are kept in two tiles of chunks, and one instruction combines the pairs
-of the whole group. So no computation of shape [P, 1] separates a chunk from the next one, and few logs are taken.
+of the whole group. So no instruction on a tile [rows, 1] separates a chunk from the next one, and few logs are
+computed.
 
 A batch of more than ``STATISTICS_COLUMNS`` chunks is alone in its group; whenever its columns are full, they are
 combined into column 0 (``restart``).
@@ -24,8 +25,8 @@ combined into column 0 (``restart``).
 The tiles hold -m_k, which is the ``bias`` of an activation. It is clamped to the finite float32 range: a chunk that is
 all -inf then gives exp(-inf - lowest) = 0, not NaN from inf - inf.
 
-The statistics may be those of z = scale * x, as under a temperature. Maxima and their distances stay those of x, so
-that large elements still cancel before anything is rounded; only the arguments of exponentials are scaled.
+Under a temperature the elements are z = scale * x. Maxima and their differences are then still computed from x, so that
+large elements cancel before anything is rounded; only the arguments of exponentials are scaled.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ class Columns:
         return Place(batch, self._column(chunk))
 
     def _column(self, chunk: int) -> int:
-        """Return the column of a chunk: 0 for chunk 0, and round-robin over the others for the chunks after it.
+        """Return the column of chunk number ``chunk``: column 0 for chunk 0; the other columns, round-robin, for later
+        chunks.
 
         Column 0 later holds the combined value of earlier chunks.
         """
@@ -165,7 +167,7 @@ class Statistics:
         )
 
     def take_maximum(self, chunk_sbuf: nl.NkiTensor, place: Place) -> None:
-        """Record -m_k of one chunk, not clamped (``exact_neg_max_sbuf``) and clamped."""
+        """Write -m_k of one chunk to ``exact_neg_max_sbuf``, and clamped to ``neg_max_sbuf``; write the bias."""
         # A maximum loses nothing in the type of its data. Vector may be twice as fast where both have the same 16-bit
         # type.
         nisa.tensor_reduce(dst=self.exact_neg_max_sbuf, op=nl.maximum, data=chunk_sbuf, axis=1, negate=True)
@@ -179,11 +181,11 @@ class Statistics:
             )
 
     def take_maxima(self, rows_sbuf: nl.NkiTensor, first: int, end: int, column: int) -> None:
-        """Record -m_k, clamped, of one chunk of several batches.
+        """Write -m_k, clamped, and the bias of one chunk of several batches.
 
         Args:
             rows_sbuf: the chunk of the batches, [rows, batches, columns].
-            first, end: the number of the first batch in the group, and that of the last batch plus 1.
+            first, end: the batches of the group, from index ``first`` up to but not including ``end``.
             column: the column of the chunk in tiles of chunks.
         """
         exact_sbuf = nl.ndarray(rows_sbuf.shape[0:2], dtype=self.exact_neg_max_sbuf.dtype, buffer=nl.sbuf)
@@ -194,8 +196,8 @@ class Statistics:
             self.scale.part(first, end).multiply(self.bias_sbuf[:, first:end, column], neg_max_sbuf)
 
     def take_sum(self, exponentials_sbuf: nl.NkiTensor, chunk_sbuf: nl.NkiTensor, place: Place) -> None:
-        """Record s_k of one chunk, whose maximum is recorded, and write its exponentials to ``exponentials_sbuf``,
-        which may be the chunk.
+        """Write the exponentials of one chunk to ``exponentials_sbuf``, which may be the chunk, and record their sum
+        s_k. The maximum of the chunk must be recorded already.
         """
         nisa.activation(
             dst=exponentials_sbuf,
@@ -218,9 +220,9 @@ class Statistics:
         self.columns.restart(self.sums_sbuf, self.row_sum_sbuf)
 
     def take_distances(self, chunks: int) -> nl.NkiTensor:
-        """Compute -m of each row, and return the distances m_k - m, which overwrite the weights.
+        """Compute -m of each row, write the distances m_k - m over the weights, and return the distances.
 
-        The distances need no sums, so that no engine waits if this is called right after the last of ``chunks`` chunks.
+        Call it right after the maximum of the last of ``chunks`` chunks: it needs no sums, so no engine waits.
         """
         neg_max_sbuf = self.columns.in_use(self.neg_max_sbuf, chunks)
         distances_sbuf = self.columns.in_use(self.weights_sbuf, chunks)
@@ -238,7 +240,7 @@ class Statistics:
         self.scale.take_exponentials(self.columns.in_use(self.weights_sbuf, chunks))
 
     def combine_sums(self, chunks: int) -> None:
-        """Compute d = sum of s_k * exp(scale * (m_k - m)), see the module.
+        """Compute d = sum of s_k * exp(scale * (m_k - m)), see the module; overwrite the weights.
 
         Vector waits here until Scalar is done with the last chunk and the weights.
         """
@@ -248,12 +250,12 @@ class Statistics:
         nisa.tensor_reduce(dst=self.row_sum_sbuf, op=nl.add, data=weights_sbuf, axis=2)
 
     def take_logs(self) -> None:
-        """Compute log d. Scalar loads another activation table for it, and exp's again for the next chunk."""
+        """Compute log d. Scalar has to load the table of log, and for the next chunk the table of exp again."""
         nisa.activation(dst=self.log_sum_sbuf, op=nl.log, data=self.row_sum_sbuf)
 
 
 def halve(dst_sbuf: nl.NkiTensor, x_sbuf: nl.NkiTensor) -> None:
-    """Compute the maximum of pairs of elements of rows, [..., columns], into ``dst_sbuf``, [..., half the columns], on
+    """Write the maxima of pairs of elements of a tile [..., columns] to ``dst_sbuf``, [..., half the columns], on
     GpSimd.
 
     Vector, the only engine that computes the maximum of a row, then reads half as many elements. A maximum is exact in
@@ -273,12 +275,12 @@ def halve(dst_sbuf: nl.NkiTensor, x_sbuf: nl.NkiTensor) -> None:
 
 @dataclass(frozen=True)
 class Folding:
-    """How much of the maxima of chunks GpSimd computes in place of Vector.
+    """How far GpSimd shortens chunks before Vector computes their maxima.
 
     Attributes:
         halvings: the number of times that the folded part of a chunk is halved.
-        share: the share of a chunk's columns that is folded. 1.0 folds all of every chunk but the first one, at which
-            Vector has nothing else to do.
+        share: the share of a chunk's columns that is folded. With 1.0 the first chunk of the core is not folded,
+            because Vector has nothing else to do meanwhile.
     """
 
     halvings: int
@@ -305,8 +307,8 @@ class Folding:
         return sbuf.chunk_size >= FOLDED_COLUMNS_MIN and needed_bytes <= plan.bytes_that_fit - sbuf.taken_bytes(plan)
 
     def _tiles(self, chunk_size: int) -> tuple[int, int]:
-        """Return the columns of the two tiles of :class:`MaximumFolds`, ``halves_sbuf`` (0 for none) and one of
-        ``folded_sbuf``.
+        """Return the numbers of columns of ``halves_sbuf`` (0 for no tile) and of a tile of ``folded_sbuf``, see
+        :class:`MaximumFolds`.
         """
         half, folded = (div_ceil(self.columns(chunk_size), 2**times) for times in (1, self.halvings))
         return (half if self.halvings > 1 else 0), folded + 1
@@ -319,10 +321,11 @@ class MaximumFolds:
     Vector takes a maximum at one element a cycle, and GpSimd is modelled to take two cycles for an element of a result.
 
     Attributes:
-        folding: how much is folded.
+        folding: how far chunks are shortened.
         halves_sbuf: the result of each halving except the last, in the type of the chunks, [rows, half a chunk]; None
             for a single halving.
-        folded_sbuf: a ring buffer of the results of the last halving, which have one more column.
+        folded_sbuf: a ring buffer of tiles for the result of the last halving, with one more column for the maximum of
+            the columns that are not folded.
     """
 
     folding: Folding

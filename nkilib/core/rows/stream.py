@@ -28,8 +28,8 @@ Begun = TypeVar("Begun")
 
 
 def num_chunks(columns: int, first_size: int, chunk_size: int) -> int:
-    """Return the number of chunks of a row of ``columns`` columns. The first chunk has ``first_size`` columns, the
-    others ``chunk_size``.
+    """Return the number of chunks of a row of ``columns`` columns: one of ``first_size``, the others of ``chunk_size``
+    columns.
     """
     return 1 + div_ceil(max(0, columns - first_size), chunk_size)
 
@@ -37,8 +37,8 @@ def num_chunks(columns: int, first_size: int, chunk_size: int) -> int:
 def loads_in_flight(buffers: int) -> int:
     """Return how many chunks are loaded at a time, given the number of buffers.
 
-    With three or more buffers, one is left to the previous chunk, which is still computed on or stored: a load that
-    waits for this buffer would hold up the later instructions of its queue.
+    With three or more buffers, the buffer of the previous chunk, which may still be in use, gets no load yet: a load
+    that waits for this buffer would hold up the later instructions of its queue.
     """
     return max(min(2, buffers), buffers - 1)
 
@@ -48,10 +48,10 @@ class Chunk(Generic[Rows]):
     """Some columns of the rows of a batch.
 
     Attributes:
-        load: the number of the chunk among all chunks of the core.
+        load: the index of the chunk among all chunks of the core, from 0.
         batch: the rows of the chunk.
         number: the number of the chunk in its row, from 0.
-        start, end: the columns of the chunk.
+        start, end: the columns of the chunk, from ``start`` up to but not including ``end``.
     """
 
     load: int
@@ -78,8 +78,8 @@ class Stream(Generic[Rows]):
         matrix_hbm: the matrix, [N, columns].
         batches: the batches of the core in the order of processing; a batch may occur more than once.
         buffers_sbuf: the tiles of the ring buffer, [rows, columns of a chunk].
-        chunk_size: the columns of a chunk; the first and the last chunk of a row may have fewer.
-        first_size: the columns of the first chunk of a row, or more than the row has.
+        chunk_size: the number of columns of a chunk; the first and the last chunk of a row may have fewer.
+        first_size: the number of columns of the first chunk of a row; a shorter row is one chunk.
         num_chunks: the number of chunks of a row.
     """
 
@@ -123,13 +123,11 @@ class Stream(Generic[Rows]):
         return Chunk(load, self.batches[visit], number, start, min(end, self.matrix_hbm.shape[1]))
 
     def loaded(self, load: int) -> nl.NkiTensor:
-        """Return a chunk on chip, and issue the loads of later chunks into free buffers, round-robin.
+        """Return the tile of a chunk, [rows, columns of the chunk], and issue the loads of later chunks into free
+        buffers.
 
         Args:
-            load: the number of the chunk; call with 0, 1, 2, ...
-
-        Returns:
-            The tile of the chunk, [rows, columns of the chunk].
+            load: the index of the chunk; call with 0, 1, 2, ... in order.
         """
         in_flight = loads_in_flight(len(self.buffers_sbuf))
         first = 0 if load == 0 else load + in_flight - 1
@@ -147,7 +145,7 @@ class Stream(Generic[Rows]):
 
 
 class PieceStream(Protocol[Placed]):
-    """A protocol: the pieces that a core processes, in their order, some in each visit."""
+    """A protocol: the pieces that a core processes, in order; a visit has one or several pieces."""
 
     @property
     def visits(self) -> int:

@@ -4,10 +4,10 @@
 """Small tiles with one or a few float32 numbers for each row, and arithmetic on them.
 
 Most functions return a new tile, unlike those of :mod:`nkilib.core.arithmetic`, which write to a tile of the caller:
-constants (:func:`constant`, :func:`log_of_constant`), arithmetic (:func:`scaled`, :func:`product`,
-:func:`difference`), masks (:func:`selected`, :func:`with_nan_of_infinite`) and types (:func:`float32_like`,
-:func:`cast`). :func:`clamp` and :func:`finite_limit` keep numbers finite. :func:`sum_in_place` sums the rows of one
-tile, :class:`RowSums` the parts of rows.
+constants (:func:`constant`, :func:`log_of_constant`), arithmetic (:func:`scaled`, :func:`product`, :func:`difference`),
+masks (:func:`selected`), NaN (:func:`with_nan_of_infinite`) and types (:func:`float32_like`, :func:`cast`).
+:func:`clamp` and :func:`finite_limit` keep numbers finite. :func:`sum_in_place` sums each row of one tile;
+:class:`RowSums` sums rows that are processed in parts.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def finite_limit(scale: float) -> float:
 
 
 def clamp(dst_sbuf: nl.NkiTensor, data_sbuf: nl.NkiTensor, scale: float) -> None:
-    """Clamp numbers so that they, and their products with ``scale``, are finite. ``dst_sbuf`` may be the same tile as
-    the data.
+    """Write the data to ``dst_sbuf``, clamped so that they, and their products with ``scale``, are finite. ``dst_sbuf``
+    may be ``data_sbuf``.
     """
     limit = finite_limit(scale)
     nisa.tensor_scalar(dst=dst_sbuf, data=data_sbuf, op0=nl.minimum, operand0=limit, op1=nl.maximum, operand1=-limit)
@@ -85,8 +85,8 @@ def selected(values_sbuf: nl.NkiTensor, is_wanted_sbuf: nl.NkiTensor) -> nl.NkiT
 
 
 def with_nan_of_infinite(values_sbuf: nl.NkiTensor, suspects_sbuf: nl.NkiTensor, dtype: nl.DType) -> nl.NkiTensor:
-    """Return a copy of the values in ``dtype``, with NaN where ``suspects_sbuf`` is infinite or NaN: suspects * 0 is
-    added.
+    """Return a copy of the values in ``dtype``, with NaN where ``suspects_sbuf`` is infinite or NaN (suspects * 0 is
+    added).
     """
     marked_sbuf = nl.ndarray(values_sbuf.shape, dtype=dtype, buffer=nl.sbuf)
     nisa.scalar_tensor_tensor(
@@ -105,8 +105,8 @@ def cast(tile_sbuf: nl.NkiTensor, dtype: nl.DType) -> nl.NkiTensor:
 
 
 def sum_in_place(tile_sbuf: nl.NkiTensor, total_sbuf: nl.NkiTensor) -> None:
-    """Compute the sum of each row of a tile into ``total_sbuf``, [rows, 1], on Scalar, so that Vector is free
-    meanwhile.
+    """Write the sum of each row of a tile to ``total_sbuf``, [rows, 1], on Scalar, which needs no scratch and leaves
+    Vector free.
     """
     nisa.activation(
         dst=tile_sbuf,
@@ -138,7 +138,7 @@ def load_table(op: Operator) -> None:
 
 @dataclass(frozen=True)
 class RowSums:
-    """A float32 sum for each part of a row.
+    """The float32 sums of rows that are processed in parts: one sum for each part of each row.
 
     Attributes:
         parts_sbuf: the sums, [rows, parts].
@@ -156,6 +156,6 @@ class RowSums:
         return self.parts_sbuf[0:rows, number : number + 1]
 
     def total(self, dst_sbuf: nl.NkiTensor, parts: int) -> None:
-        """Compute the sum of the first ``parts`` parts of each row into a tile [rows, 1]."""
+        """Write the sum over the first ``parts`` parts of each row to ``dst_sbuf``, [rows, 1]."""
         rows = dst_sbuf.shape[0]
         nisa.tensor_reduce(dst=dst_sbuf, op=nl.add, data=self.parts_sbuf[0:rows, 0:parts], axis=1)

@@ -4,8 +4,8 @@
 """The gradient of cross-entropy on one core (:func:`backward_of_core`), with one exponential per logit.
 
 Chunks of logits are replaced by their gradients and stored. The gradient at the targets is computed separately, and
-scattered over the stored values. The coefficients of a batch (:mod:`.coefficients`), tiles with one value per position,
-are computed while the batch before is processed (:class:`_Preparation`).
+scattered over the stored values. The coefficients of a batch (:mod:`.coefficients`) are tiles with one value per
+position; they are computed while the previous batch is processed (:class:`_Preparation`).
 """
 
 from __future__ import annotations
@@ -203,8 +203,8 @@ class _BatchState:
     Attributes:
         batch: the positions of the batch.
         coefficients: the coefficients of the batch, computed before its first chunk.
-        stores: the DMA instructions that store the gradients of its chunks.
-        target: the target logits, gathered during its first chunk; None for class probabilities.
+        stores: the DMA instructions that store the gradients of the batch.
+        target: the target logits, gathered during the first chunk; None for class probabilities.
     """
 
     batch: Batch
@@ -223,7 +223,7 @@ class _Backward:
         factors: the stream of class weights and class probabilities.
         exponentials, squares: scratch tiles for exponentials, and for the tangents tanh(x / c) of a cap c and their
             squares.
-        pieces: PSUM buffers for exponentials, each for a piece of a chunk, for the gradient of the entropy; None
+        pieces: PSUM tiles for the exponentials of pieces of a chunk, which the gradient of the entropy needs; None
             without that gradient.
         preparation: computes the coefficients of a batch.
     """
@@ -252,8 +252,8 @@ class _Backward:
     def run(self, grad_logits_hbm: nl.NkiTensor) -> None:
         """Process all chunks, and store their gradients.
 
-        The coefficients of a batch are computed during the first chunk of the batch before, or during the last chunk if
-        the kernel sums class probabilities.
+        The coefficients of a batch are computed while the previous batch is processed: during its first chunk, or
+        during its last chunk if the kernel sums class probabilities.
         """
         chunks, batches = self.logits.num_chunks, self.logits.batches
         # Class probabilities that are read twice, first for their sum: the next batch's, when this one's are all done.

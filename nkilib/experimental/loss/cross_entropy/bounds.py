@@ -10,13 +10,14 @@ The bounds of plain kernels are :func:`forward_bounds` and :func:`gradient_bound
 :func:`error_over_bound`, :func:`forward_error_over_bound` and :func:`gradient_error_over_bound` measure errors relative
 to the bounds.
 
-Notation: u = 2^-23, the spacing of float32 above 1, so one rounding changes a value by at most u/2 of it; m the maximum
+Notation: u = 2^-23, the spacing of float32 above 1, so one rounding changes a value y by at most |y| u/2; m the maximum
 of a row, d the sum of exp(x - m) over it, p = exp(x - lse). The bounds are stated against :mod:`.reference`, which
 starts from the same rounded logits and, in the backward, from the same log-sum-exp.
 
-The bounds hold for the simulator, where numpy sums a row pairwise. 2.6 u are allowed for float32 ``exp``: numpy's has
-an error of at most 1.8 u (2.54 units of the last place) on any CPU (:mod:`nkilib.core.host.error_bounds`). Hardware
-sums and evaluates ``exp`` in its own way: whether the hardware's errors stay within these bounds was never measured.
+The bounds hold for the simulator, where numpy sums a row pairwise. 2.6 u are allowed for float32 ``exp``: the error of
+numpy's ``exp`` is at most 1.8 u (2.54 units in the last place) on any CPU (:mod:`nkilib.core.host.error_bounds`).
+Hardware sums and evaluates ``exp`` in its own way: whether the hardware's errors stay within these bounds was never
+measured.
 """
 
 from __future__ import annotations
@@ -71,9 +72,9 @@ def bfloat16_allowance(exact: Float64Array) -> Float64Array:
     """Return 0.51 ulp of bfloat16 at ``exact``: the error that rounding to bfloat16 may add; not finite where ``exact``
     is not.
 
-    Rounding to nearest costs half an ulp of its input. The input is not ``exact`` but lies within the float32 bound of
-    ``exact``, possibly above the next power of two, where the ulp doubles; the rounded value is then that power or
-    close to it, and the float32 bound plus the 0.01 covers the rest. Below 2^-126 the ulp stays 2^-133.
+    Rounding to nearest changes a number by at most half an ulp, 0.5 ulp. The number that is rounded is not ``exact``
+    but a float32 result near it. It may lie above the next power of two, where the ulp doubles; its rounded value is
+    then close to that power, and the float32 bound plus 0.01 ulp covers the rest. Below 2^-126 the ulp stays 2^-133.
     """
     return _power_of_two(exact, SMALLEST_NORMAL) * (BFLOAT16_ULPS * 2.0**-_BFLOAT16_FRACTION_BITS)
 
@@ -99,26 +100,26 @@ def forward_bounds(statistics: RowStatistics, loss_dtype: Any, lse_dtype: Any) -
 
         loss: 16 u max(1, |m - x_target|, log d)        lse: 16 u max(1, |m|, log d)
 
-    and for bfloat16 results :func:`bfloat16_allowance` more, for float16 results :func:`float16_allowance`.
+    For bfloat16 results, :func:`bfloat16_allowance` is added; for float16 results, :func:`float16_allowance`.
 
-    Derivation. m and x_target are exact. The loss is formed as (m - x_target) + log d, never as lse - x_target, so |m|
-    does not enter. A relative error of d is an absolute error of log d; it consists of
+    Derivation. m and x_target are exact. The loss is computed as (m - x_target) + log d, never as lse - x_target, so
+    |m| does not enter its bound. The absolute error of log d is the relative error of d, which consists of
 
-    - arguments: x - m_chunk and m_chunk - m are rounded to half a unit each, which perturbs the term by at most
-      |x - m| u/2 relative to it. Weighted by the terms that is u/2 * sum p |x - m|, and sum p (m - x) =
-      entropy - log d <= log V - log d: at most 6.2 u for V < 2^18;
+    - arguments: x - m_chunk and m_chunk - m are rounded to half a unit each, which changes a term of d by at most |x -
+      m| u/2 of the term, and thus d by at most u/2 * sum p |x - m| of d. Since sum p (m - x) = entropy - log d <= log V
+      - log d, this is at most 6.2 u for V < 2^18;
     - exp: 2.6 u for the terms and 2.6 u for the factor exp(m_chunk - m) of a chunk;
-    - the pairwise sum: a term passes through 18 additions in its block of 128 and log2(V / 128) after that, 29 for
-      V < 2^18, at u/2 each. All errors in the same direction would give 14.5 u, in theory only: independent roundings
-      grow with the square root of their number, and 5 standard deviations of 29 are sqrt(29 / 3) 5 u/2 = 7.8 u. Where
-      a position is split over partitions, the sums of its pieces are added, then those of at most 128 partitions: in a
-      piece of 4096 columns a term passes through 23 additions, in both sums through 23 more, which makes 9.8 u. There
-      are no further factors: that of a piece is exp(m_piece - m).
+    - the pairwise sum: a term passes through 18 additions in its block of 128 and log2(V / 128) after that, 29 for V <
+      2^18, each off by at most u/2. Errors of the same sign would add up to 14.5 u, but independent roundings grow with
+      the square root of their number: 5 standard deviations of 29 are sqrt(29 / 3) 5 u/2 = 7.8 u. If a position is
+      split over partitions, the sums of its pieces are added, then the sums of at most 128 partitions. A term then
+      passes through 23 additions in a piece of 4096 columns, and through 23 more in these two sums: 9.8 u. A piece has
+      the factor exp(m_piece - m) in place of a chunk's.
 
     log, the subtraction and the last addition add at most 2 u of the largest of |m - x_target| (|m| for the LSE), log d
-    and 1. All extremes at once would exceed 16 u; they exclude each other, since a large average |x - m| takes very
-    many small terms, and over these the errors of single arguments, exponentials and early additions average out.
-    Adding one term after the other would cost up to V u/2 instead, which is why the bound names the pairwise sum.
+    and 1. All extremes together would exceed 16 u, but they exclude each other: a large average |x - m| needs very many
+    small terms, over which the errors of single arguments, exponentials and early additions average out. If the terms
+    were added one after the other instead of pairwise, the error could reach V u/2.
     """
     log_sum = statistics.log_sum
     with np.errstate(invalid="ignore"):
@@ -145,9 +146,9 @@ def gradient_bound(
 
         scale u (p (8 + |x - lse| + |lse| + |log scale|) + 2 (1 - p) at the target only) + 2^-126
 
-    and :func:`bfloat16_allowance` of the exact gradient more where ``dtype`` or ``result_dtype`` is bfloat16 (in place
-    the two may differ: the tile is rounded to one, the stored gradient to the other), :func:`float16_allowance` where
-    one of them is float16.
+    If ``dtype`` or ``result_dtype`` is bfloat16, :func:`bfloat16_allowance` of the exact gradient is added; if one of
+    them is float16, :func:`float16_allowance`. The tile is rounded to ``dtype`` and the stored gradient to
+    ``result_dtype``; the two may differ if the kernel works in place.
 
     Derivation. An element is scale * exp(x - lse), or exp(x - lse + log scale) with the scale folded into the
     exponent. Rounding the bias -lse + log scale costs up to (|lse| + |log scale|) u/2, log scale itself
@@ -277,12 +278,12 @@ def extended_forward_bounds(
       with c is rounded, so the error of z is 4 u c;
     - sums over the classes: the terms f (m - z) have one sign, also chunk by chunk, so 16 u of their sum covers
       factors, products and pairwise additions;
-    - the entropy log d - E / d, with E = sum of exp(z - m) (z - m): the error of a term of -E exceeds the error of its
-      sum by half a unit of (m - z)^2;
+    - the entropy log d - E / d, with E = sum of exp(z - m) (z - m): the rounding of the arguments z - m adds at most u
+      * sum p (m - z)^2 to the bound of the sum;
     - s lse^2 doubles the relative error of lse;
     - log sum p^2 = log Q - 2 log d with Q = sum exp(2 (z - m)): a square doubles the error of an exponential, and 2 log
-      d has the error of lse twice, so the bound is four times that of lse without its maximum; the maximum is in both
-      terms and cancels;
+      d has the error of lse twice, so the bound is four times the bound of lse without |m|: m is in both logs and
+      cancels;
     - the mean of z: factors, additions and quotient are 16 u of the mean of abs(z);
     - a temperature: 1 / t is rounded, and so is its product with a logit and with the maximum, so the error of the
       argument of an exponential is 2 u abs(z) more. Differences that are scaled after they are formed have a relative
@@ -373,17 +374,17 @@ def extended_gradient_bound(
         u (S p (12 + |z - lse| + |lse| + 4 c) + 4 |r| + 4 |dz|) + 2^-126
 
     where r is the amount subtracted from A * p: g times the class factor, and at the target the gradient of its
-    log-probability. As :func:`gradient_bound` derives, the relative error of p is u (8 + |z - lse| + |lse|),
-    and the terms of A, their sum and the product cost 4 u more. At the target the bound does not grant the
-    large part of r: there the kernel computes (A - D) (p - 1) + D p - g (e / V) w, and r is the sum of the
-    magnitudes of the terms of A - D, times |1 - p|, plus |g (e / V) w|. The factor 1 - tanh^2 of a cap adds an
-    error of 3 u of dz.
+    log-probability. As :func:`gradient_bound` derives, the relative error of p is u (8 + |z - lse| + |lse|), and the
+    terms of A, their sum and the product cost 4 u more. At the target r is smaller, because the kernel computes (A - D)
+    (p - 1) + D p - g (e / V) w there: r is the sum of the magnitudes of the terms of A - D, times |1 - p|, plus |g (e /
+    V) w|. The factor 1 - tanh^2 of a cap adds an error of 3 u of dz.
 
-    A temperature t doubles |z - lse| + |lse|, as a tensor it trebles them; it divides 4 c and the bound by t, which for
-    a tensor is granted 2 u more of dz. The gradient h of
-    the entropy H adds h p (log p + H), in which p has the relative error above. For h (log p + H), the
-    difference z - m, its product with h, log d - H and the sum are rounded: 4 u (|z - lse| + |lse| + |H| + 1)
-    more.
+    With a temperature t, 4 c and the bound are divided by t, and |z - lse| + |lse| is doubled. With a tensor of
+    temperatures it is trebled, and 2 u of dz are added.
+
+    The gradient h of the entropy H adds h p (log p + H), in which p has the relative error above. In h (log p + H), the
+    difference z - m, its product with h, log d - H and the sum are rounded, which adds 4 u (|z - lse| + |lse| + |H| +
+    1).
     """
     with np.errstate(invalid="ignore", over="ignore"):
         z = options.scores(logits, dtype)

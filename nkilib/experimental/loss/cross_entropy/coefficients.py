@@ -3,7 +3,7 @@
 
 """The coefficients that turn a softmax into the gradient of the logits, from the upstream gradients of the results.
 
-The upstream gradients come from the caller (:data:`.launch.Upstream`). This module has, from the bottom up:
+The upstream gradients come from the caller (:data:`.launch.Upstream`). This module has:
 
 - :func:`loaded_gradient`, :func:`rest_terms` and :func:`summed` compute terms with one value per position;
   :class:`TargetTerms` has all terms of class targets;
@@ -18,13 +18,13 @@ the loss, l of the log-sum-exp and q of the target's log-probability, let
 
     D = g * ((e / V) * W + 2 s lse) + l        A = D + g * (1 - e) * w[t] - q
 
-The gradient of z is A * p - g * (e / V) * w, less A - D at the target. There A * p - (A - D) is computed as (A - D) *
-(p - 1) + D * p, where the large terms of a confident target have cancelled, and D does not hide a small p. If targets
-are probabilities y, W is the sum of the factors w y' of a position, with y' = (1 - e) y + e / V; it enters D without e
-/ V, the gradient is A * p - g * w * y', and A = D.
+The gradient of z is A * p - g * (e / V) * w; at the target, A - D is subtracted too. There A * p - (A - D) is computed
+as (A - D) * (p - 1) + D * p: for p near 1, the large terms have cancelled in p - 1. If targets are probabilities y, let
+y' = (1 - e) y + e / V. The sum of w y' over the classes of a position replaces (e / V) * W in D, A is D, and the
+gradient of z is A * p - g * w * y'.
 
-The gradient h of the entropy H adds -h p_k (log p_k + H), see :class:`EntropyCoefficients`. All of this is the gradient
-of z. A temperature divides it: g, l, q and h have been divided by the temperature before they are used here.
+The gradient h of the entropy H adds -h p_k (log p_k + H), see :class:`EntropyCoefficients`. To turn the gradient of z
+into a gradient of the capped logits, g, l, q and h are divided by the temperature when they are loaded.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from nkilib.nki import nisa, nl
 def loaded_gradient(positions: LoadedRows, gradient_hbm: nl.NkiTensor, slope: Scale) -> nl.NkiTensor:
     """Load an upstream gradient of positions and divide it by the temperature, that is, multiply it by ``slope``.
 
-    The product of the result with a derivative by z is then a gradient of the logits before the temperature.
+    The result times a derivative with respect to z is then a gradient of the logits before the temperature.
     """
     gradient_sbuf = positions.loaded(gradient_hbm)
     return gradient_sbuf if slope.is_one else slope.times(gradient_sbuf)
@@ -120,7 +120,7 @@ def _own(
 
 @dataclass(frozen=True)
 class TargetTerms:
-    """The terms of positions whose targets are classes: float32 tiles [rows, columns], None for 0.
+    """The terms of positions whose targets are classes: float32 tiles with one value per position, None for 0.
 
     The head of the module defines A, D, g, e and V.
 
@@ -188,7 +188,8 @@ def negated_lse(lse_sbuf: nl.NkiTensor, added: float | nl.NkiTensor) -> nl.NkiTe
 
 @dataclass(frozen=True)
 class SoftmaxTerms:
-    """The terms that turn exponentials into a softmax of z: float32 [rows, 1].
+    """The terms that turn exponentials into a softmax of z: float32 [rows, 1]. *Scores* are the values in tiles: the
+    logits, or the tangents tanh(x / c) under a cap c.
 
     Attributes:
         lse_sbuf: the log-sum-exp.
@@ -287,7 +288,7 @@ class ChunkCoefficients:
 
     Attributes:
         softmax: the terms that turn exponentials into the softmax.
-        all_sbuf: A, times ``SoftmaxTerms.inverse_sbuf``.
+        all_sbuf: A, times ``SoftmaxTerms.inverse_sbuf`` if that is not None.
         rest_sbuf: D.
         spread_sbuf: g * e / V, or g for class probabilities.
         entropy: the terms that are added to A for each class; None without a gradient of the entropy.
@@ -485,7 +486,7 @@ class UniformCoefficients:
         """Return the gradient at the target, scale * (p - 1), [rows, 1], computed in float32 and rounded to ``dtype``
         once.
 
-        Rounding p before the subtraction would lose all digits of a p near 1.
+        Rounding p before the subtraction would lose all digits of p - 1 for a p near 1.
         """
         scaled_p_sbuf = float32_like(logit_sbuf)
         nisa.activation(dst=scaled_p_sbuf, op=nl.exp, data=logit_sbuf, bias=self.bias_sbuf)

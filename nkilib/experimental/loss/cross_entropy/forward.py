@@ -7,7 +7,8 @@ The statistics of rows (maxima, sums, and further sums called *moments*) are com
 for a group of batches at a time. :class:`_MaximumForward` computes exponentials with the exact maximum of every row,
 :class:`_ShiftedForward` under a shift in place of the maximum. *Scores* are the values in tiles: the logits, or the
 tangents tanh(x / c) under a cap c; z is the scores times ``Options.scale``. Chunks are numbered over all batches of the
-core; the argument ``load`` is such a number. To *open* a chunk is the work before its exponentials are computed.
+core; the argument ``load`` is such a number. To *open* a chunk is to do all work on it that comes before its
+exponentials.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class _MaximumForward:
         logits: the stream of chunks of logits.
         factors: the stream of class weights and class probabilities.
         scores, products: scratch tiles for scores (under a cap), and for products of scores and class factors.
-        exponentials: PSUM buffers for exponentials, each for a piece of a chunk, for the entropy; None without an
+        exponentials: PSUM tiles for the exponentials of pieces of a chunk, which the entropy needs; None without an
             entropy.
         folds: tiles into which GpSimd folds chunks, so that Vector takes the maximum of fewer elements; None if Vector
             takes the maximum of whole chunks.
@@ -184,7 +185,7 @@ class _MaximumForward:
         """Open chunk number ``load`` if it is not open yet, and if possible the next chunk too.
 
         Opening the next chunk early gives Vector work while it would wait for Scalar or GpSimd. This requires a third
-        chunk buffer: with two, the load after the next load would be issued before this chunk is used.
+        chunk buffer: with two, it would start a load into the buffer of this chunk.
         """
         options = self.options
         is_ahead = options.softcap is not None or options.wanted.entropy
@@ -256,11 +257,11 @@ class _ShiftedForward:
         groups: the groups of batches.
         finder: locates the targets.
         flagged: the rows to be recomputed.
-        exponentials: PSUM buffers for exponentials, each for a piece of a chunk, for the entropy; None without an
+        exponentials: PSUM tiles for the exponentials of pieces of a chunk, which the entropy needs; None without an
             entropy.
         folds: tiles into which GpSimd folds chunks of recomputed rows, so that Vector takes the maximum of fewer
             elements; None if Vector takes the maximum of whole chunks.
-        stores: the DMA instructions that store results.
+        stores: the DMA instructions that store results; the recomputation of rows waits for them.
     """
 
     launch: Launch
@@ -346,8 +347,8 @@ class _ShiftedForward:
     def _ahead(self) -> int:
         """The number of chunks that are opened before the sums of the current chunk are computed.
 
-        With an entropy and a third chunk buffer it is 1, so that Vector works on the next chunk meanwhile; else 0. With
-        two buffers, the load after the next load would come before this chunk is used.
+        With an entropy and a third chunk buffer it is 1, so that Vector works on the next chunk meanwhile; else it is
+        0. With two buffers, opening the next chunk would start a load into the buffer of the current chunk.
         """
         return 1 if self.options.wanted.entropy and len(self.logits.buffers_sbuf) > 2 else 0
 
@@ -404,8 +405,8 @@ class _ShiftedForward:
         self.stores.append(self.target_logits.keep(group.targets.logits_sbuf, group.batches))
 
     def _recompute(self, tiles: list[GatheredRows]) -> None:
-        """Recompute the results of the gathered rows with their maxima, and store them, except the target's logit and
-        weight.
+        """Recompute the results of the gathered rows with their maxima, and store the results except the targets'
+        logits and weights.
         """
         logits = Stream.make(self.launch.logits_hbm, tiles, self._smaller_buffers())
         chunks = logits.num_chunks

@@ -82,12 +82,12 @@ def cross_entropy_forward(
             logit. The few rows for which the shift is not exact enough are computed again. False requires at least two
             chunks per row, and a position for each core. None selects what is modelled to be faster: the shift for
             large launches of 16-bit types.
-        partitions_per_position: F, a power of two up to 128: with more than 1, a position lies on F partitions, for few
-            positions. F > 1 requires at least F classes, and that an int32 can index N * V elements.
-        positions_per_partition: the largest number of positions that a partition has, one behind the other in HBM, for
-            few classes; more than 1 requires V of at most 4096. A launch that cannot have the requested layout, or that
-            computes without the exact maximum, places one position on each partition. ``choose_tiling`` requests the
-            layout that is modelled to be fastest.
+        partitions_per_position: F, the number of partitions of a position, a power of two up to 128. F > 1 is for
+            launches of few positions; it requires at least F classes, and that an int32 can index N * V elements.
+        positions_per_partition: the largest number of positions of a partition, which are consecutive in HBM. More than
+            1 is for launches of few classes; it requires V of at most 4096. A launch that cannot have the requested
+            layout, or that computes without the exact maximum, places one position on each partition. ``choose_tiling``
+            requests the layout that is modelled to be fastest.
 
     Returns:
         loss_hbm: [N], ``dtype``, nats: ``log(sum(exp(logits))) - logits[target]``, never negative.
@@ -243,9 +243,10 @@ def extended_cross_entropy_forward(
         temperature_hbm: [N] or [1], float32, in HBM: the temperature of each position or of all, in place of
             ``temperature``; new values need no new compilation. A temperature outside 1e-6 to 1e6 (0, negative,
             infinite, NaN) makes the results of its position NaN.
-        partitions_per_position, positions_per_partition: see the plain kernel. With class probabilities, a cap, argmax,
-            or class weights together with label smoothing or distance sum, a partition holds one position; with label
-            smoothing or distance sum and no class weights also, if F does not divide V.
+        partitions_per_position, positions_per_partition: see the plain kernel. A partition holds one position, whatever
+            is requested, with class probabilities, a cap, argmax, or class weights together with label smoothing or
+            distance sum. The same holds for label smoothing or distance sum without class weights if F does not divide
+            V.
 
     Returns:
         Tuple of [N] float32 in HBM: loss; lse; target_logit: ``z[t]``, or ``sum_k w[k] y'[k] z[k]`` for probabilities,

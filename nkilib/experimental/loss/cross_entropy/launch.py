@@ -65,7 +65,7 @@ class RecipeOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class LossOptions:
-    """The options of a training recipe; the defaults are those of PyTorch.
+    """The options of a training recipe. With the defaults, the loss is PyTorch's with its own defaults.
 
     Attributes:
         ignore_index: target of ignored positions.
@@ -247,8 +247,8 @@ class Options:
         """Return how GpSimd *folds* chunks, that is, halves the number of elements that Vector compares; None for no
         folding.
 
-        Chunks of float32 are not folded: their loads take longer than the maximum. With an entropy, only bfloat16 is
-        folded, because Vector also has to raise negligible elements there.
+        Chunks of float32 are not folded, because their loads take longer than the maximum; nor are chunks under a cap.
+        With an entropy, chunks are folded only in bfloat16 and without sums over classes.
         """
         if dtype == nl.float32 or self.softcap is not None:
             return None
@@ -383,7 +383,7 @@ class Launch:
     def divided_beside_folds(self, options: Options, batches: list[Batch]) -> tuple[DividedSbuf, Folding | None]:
         """Return the division of SBUF for a forward with the exact maximum, and how GpSimd folds chunks.
 
-        Chunks are folded if enough chunk buffers fit beside the tiles of folded chunks.
+        Chunks are folded only if enough chunk buffers fit beside the tiles of folded chunks.
 
         Returns:
             The division, and the folding (:meth:`Options.folding`) or None if chunks are not folded.
@@ -521,8 +521,8 @@ def _shift_pays_for(launch: Launch, options: Options) -> bool:
 def with_form(launch: Launch, options: Options, exact_maximum: bool | None) -> Options:
     """Return the options with the form of the forward that ``exact_maximum`` requests.
 
-    True requests the exact maximum of every row, False a shift, None the form that is modelled to be faster. A launch
-    that requests a split or packed layout and None gets the exact maximum.
+    True requests the exact maximum of every row, False a shift, None the form that is modelled to be faster. With None,
+    a launch that requests a split or packed layout gets the exact maximum.
 
     Raises:
         AssertionError: if ``exact_maximum`` is none of the three values, or is False and a shift is not possible.

@@ -254,7 +254,8 @@ def _distance_of_target(statistics: Statistics | ShiftedSums, logit_sbuf: nl.Nki
 def _results_under_shift(group: ShiftedGroup) -> _TargetResults:
     """Return the loss w[t] * (log S - (z[t] - c)), x[t] and w[t], where S is the sum of exp(z - c) under the shift c.
 
-    z[t] is at most c, and S is at least 1 except for rounding, so both terms are positive and nothing cancels.
+    z[t] is at most c, and S is at least 1 except for rounding, so log S and c - z[t] are not negative and nothing
+    cancels.
     """
     targets = group.targets
     loss_sbuf = _distance_of_target(group.statistics, targets.logits_sbuf)
@@ -453,7 +454,7 @@ def swapped_results(group: Group, batches: BatchGroup, results: Results, options
     """Compute the results of a group like :func:`store_results`, but swap them in pairs between the cores before the
     store.
 
-    A result without a partner of its kind (integers, other types) is stored directly.
+    Two results form a pair if both are integers or both are floats; a result that is left over is stored directly.
 
     Returns:
         The swaps that have begun.

@@ -26,8 +26,8 @@ def hyperbolic_tangents(dst_sbuf: nl.NkiTensor, logits_sbuf: nl.NkiTensor, softc
 def masked_tangents(dst_sbuf: nl.NkiTensor, tangents_sbuf: nl.NkiTensor, logits_sbuf: nl.NkiTensor) -> None:
     """Write the tangents to ``dst_sbuf``, with -inf where the logit x is -inf, as min(x + highest float32, tangent).
 
-    For any finite x the sum is at least 0, and for x > -1e38 at least 2.4e38; where the sum is small, the tangent is
-    -1.
+    For a finite x the minimum is the tangent: the sum is at least 0, and it is large unless x is near the lowest
+    float32, where the tangent is -1.
     """
     nisa.scalar_tensor_tensor(
         dst=dst_sbuf, data=logits_sbuf, op0=nl.add, operand0=FLOAT32_HIGHEST, op1=nl.minimum, operand1=tangents_sbuf

@@ -66,7 +66,7 @@ class TargetElements:
     Attributes:
         index_sbuf: the index of each row's target element, relative to the first row of the batch; out of range for an
             invalid target.
-        column_sbuf: the column of the element.
+        column_sbuf: the column of each row's target element in the logits.
     """
 
     index_sbuf: nl.NkiTensor
@@ -75,7 +75,7 @@ class TargetElements:
 
 @dataclass(frozen=True)
 class LocatedTargets:
-    """The targets of rows and their columns: int32 tiles [rows, columns].
+    """The targets of rows and their columns: int32 tiles with one element per row.
 
     Attributes:
         targets_sbuf: the targets.
@@ -96,7 +96,7 @@ class TargetValues:
         logits_sbuf: the logits, in the type of the chunks.
         masks: the masks of valid targets; None if all targets are valid.
         weights_sbuf: the class weights of the targets, float32; None without class weights. A target that is ignored or
-            in another shard has the weight of another class.
+            in another shard gets the weight of another class.
     """
 
     logits_sbuf: nl.NkiTensor
@@ -242,8 +242,8 @@ class FoundTargets:
     def of_batch(self, number: int, batch: Batch) -> TargetElements:
         """Return the target elements of a batch, which is number ``number`` of the group.
 
-        For a target that is ignored or in another shard, the element is another one of the row. A scatter to this
-        element is harmless if it writes the value that is stored there anyway.
+        For a target that is ignored or in another shard, it returns another element of the row. A scatter to that
+        element must write the value that is already stored there.
         """
         targets_sbuf, column_sbuf, in_row_sbuf = (
             tile_sbuf[:, number : number + 1]
@@ -256,9 +256,7 @@ class FoundTargets:
 
 
 class FactorSums(Enum):
-    """The sums of class factors that are computed in a separate pass over the factors, before the pass that uses
-    them.
-    """
+    """The sums of class factors that are computed in a pass of their own, before the factors are used."""
 
     NOTHING = 0
     CLASSES = 1  # once, for all positions

@@ -4,13 +4,13 @@
 """The gradient of cross-entropy in the layouts of :mod:`.batches` (:func:`backward_of_batches`).
 
 :mod:`nkilib.experimental.loss.cross_entropy.coefficients` defines A, D and p (the softmax of z, the logits after cap
-and temperature): the gradient is A * p, less A - D at the target. In these layouts a partition holds several positions
-(*packed*) or a part of one (*split*); a *piece* is the part of a batch that is loaded at a time. The coefficients are
-tiles [partitions, positions of a partition] (:class:`_Coefficients`).
+and temperature): the gradient is A * p, from which A - D is subtracted at the target. In these layouts a partition
+holds several positions (*packed*) or a part of one (*split*); a *piece* is the part of a batch that is loaded at a
+time. The coefficients are tiles [partitions, positions of a partition] (:class:`_Coefficients`).
 
-The gradient is computed on chip, without a scatter: Scalar computes p, and Vector compares the columns with the column
-of the target and subtracts; float16 makes the comparison fast. Scalar and GpSimd share the products with A. If all
-losses have the same upstream gradient, the exponential includes A.
+The gradient is computed on chip, without a scatter: Scalar computes p; Vector compares the columns, as float16 numbers,
+with the column of the target, and subtracts. Scalar and GpSimd share the products with A. If all losses have the same
+upstream gradient, A is part of the exponential and no products are needed.
 """
 
 from __future__ import annotations
@@ -57,10 +57,11 @@ class _Coefficients:
     """The coefficients of the gradient of a batch: float32 tiles [partitions, positions of a partition].
 
     Attributes:
-        scale: the factor of the logits in z.
-        bias_sbuf: the bias of z: exp(z + bias) is p, or p times the sum of exponentials, or A * p (``all_sbuf``).
-        all_sbuf: A, or A over the sum of exponentials; None if exp(z + bias) is A * p.
-        neg_spread_sbuf: minus the share of label smoothing, added to A * p at every class; None for 0.
+        scale: the factor that turns the logits into z.
+        bias_sbuf: the bias of exponentials. exp(z + bias) is A * p if ``all_sbuf`` is None; else p, or p times d, the
+            sum of exp(z - maximum).
+        all_sbuf: the factor that turns exp(z + bias) into A * p: A or A / d; None if exp(z + bias) is A * p already.
+        neg_spread_sbuf: minus g * e / V of label smoothing, added to A * p at every class; None for 0.
         entropy: the terms that the gradient of the entropy adds to A for each class, in the unit of ``all_sbuf``; None
             without a gradient of the entropy.
         own_sbuf: A - D, which is subtracted at the target; 0 if the target is ignored or in another shard. A Python
@@ -96,11 +97,11 @@ class _Begun:
     """One position of each partition, whose gradient is being computed.
 
     Attributes:
-        coefficients: the coefficients of its batch.
+        coefficients: the coefficients of the batch.
         batch, piece, row: the batch, the piece, and the index of the position in the piece.
         piece_sbuf: the tile of the piece.
         is_target_sbuf: 1 at the target, and 0 elsewhere.
-        terms_sbuf: the exponentials; :meth:`_Backward._multiply` replaces them by A * p less the share of smoothing.
+        terms_sbuf: the exponentials, until :meth:`_Backward._multiply` replaces them by A * p - g * e / V.
         slopes_sbuf: the terms that the gradient of the entropy adds to A; None without that gradient.
     """
 
@@ -131,9 +132,9 @@ class _Backward:
         log_scale_sbuf: the logarithm of the common upstream gradient, float32 [128, 1]; 0 if the losses have different
             upstream gradients.
         buffers: tiles for pieces of logits, which become their gradients.
-        exponentials, targets: tiles for exponentials, and for 1 at the targets and 0 elsewhere, in float16.
-        slopes: tiles for the terms of the entropy's gradient.
-        products: the number of products with A that have been issued.
+        exponentials, targets: tiles for exponentials; float16 tiles that are 1 at the targets and 0 elsewhere.
+        slopes: tiles for the terms that the gradient of the entropy adds to A.
+        products: the number of products with A so far, by which the engines share them.
         visits: the batches and their pieces in the order of processing.
         loaded_sbuf: the tiles of the pieces that have been loaded, in the order of ``visits``.
     """
@@ -184,7 +185,7 @@ class _Backward:
         """Process all positions of all pieces, and store the gradients.
 
         A position takes several steps; other positions are processed between them, so that no engine waits for another
-        one. The coefficients of a batch are computed while the batch before is processed.
+        one. The coefficients of a batch are computed while the previous batch is processed.
         """
         begun, steps = deque[_Begun](), 1 if isinstance(self.upstream, UniformUpstream) else _STEPS
         following = self._coefficients(self.batches[0])
@@ -359,7 +360,8 @@ class _Backward:
     def _multiply(self, begun: _Begun) -> None:
         """Multiply the exponentials of a position by A, and add the terms that every class gets.
 
-        Scalar shares this work with GpSimd, or with Vector if there are terms to add; all round alike.
+        Scalar shares this work with GpSimd, or with Vector under label smoothing; with the gradient of the entropy,
+        Vector does it alone. The results are bitwise identical on every engine.
         """
         coefficients, terms_sbuf, at = begun.coefficients, begun.terms_sbuf, begun.position
         if coefficients.all_sbuf is None:

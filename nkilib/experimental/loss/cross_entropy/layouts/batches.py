@@ -4,7 +4,7 @@
 """The layouts with more or less than one position per partition, for launches of few positions or of few classes.
 
 - *Split*: a position lies on F partitions, so that few positions keep all partitions busy. Each partition has W =
-  floor(V / F) of the V classes; the last one has the rest as well.
+  floor(V / F) of the V classes; the last one also has the remaining V - F * W.
 - *Packed*: a partition has several positions, consecutive in HBM, so that transfers are long and one instruction
   processes the positions of a partition together.
 
@@ -43,8 +43,8 @@ _SMALL_BYTES, _BYTES_OF_POSITION = 8192, 160
 def _carries(launch: Launch, options: Options) -> bool:
     """Return whether the options allow a split or packed layout.
 
-    Class factors (class probabilities, or class weights together with label smoothing) are loaded in chunks of one
-    position per partition. If V is no multiple of F, padding would enter sums over all classes.
+    They do not allow it with class probabilities, a cap, argmax, log_sum_squares, mean_logit, or class weights in sums
+    over all classes. Other sums over all classes require V to be a multiple of F, because they would include padding.
     """
     wanted, parts = options.wanted, launch.layout.partitions_per_position
     if options.has_probabilities or options.softcap is not None or options.needs_class_weights:
@@ -102,7 +102,7 @@ def forward_batches(launch: Launch, options: Options) -> list[RowBatch] | None:
 
 
 def backward_terms(upstream: Upstream) -> int:
-    """Return the number of tiles that the backward has for exponentials, and as many for each other term."""
+    """Return the number of tiles that each of the backward's ring buffers has: for exponentials, targets and slopes."""
     is_long = isinstance(upstream, PositionUpstream) and upstream.grad_entropy_hbm is None
     return TERMS if is_long else TERMS - 1
 

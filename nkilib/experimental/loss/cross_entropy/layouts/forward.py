@@ -125,7 +125,7 @@ class _Open:
 
 
 def _on_line(gathered: TargetValues) -> TargetValues:
-    """Move values gathered at targets from [positions, 1] to [1, positions]; the masks have this shape already."""
+    """Move gathered logits and weights from [positions, 1] to [1, positions]; the masks have this shape already."""
 
     def of(column_sbuf: nl.NkiTensor) -> nl.NkiTensor:
         line_psum = on_line(column_sbuf)
@@ -161,14 +161,14 @@ class _Forward:
         finder: locates the targets.
         on_chip: gathers elements of packed positions; None for split positions.
         buffers: tiles for pieces of logits.
-        junk_sbuf: a tile for exponentials that are not used, only their sums.
-        terms: a ring of one tile for other values that are not used, only their sums; empty without moments.
+        junk_sbuf: a tile for exponentials of which only the sums are used.
+        terms: a ring of one tile for other values of which only the sums are used; empty without moments.
         exponentials: tiles for exponentials, if an entropy is requested.
         halves: tiles for the larger element of each pair (:func:`.halved`).
         visits: the batches and their pieces in the order of processing.
         loaded_sbuf: the tiles of the pieces that have been loaded, in the order of ``visits``.
         compared: the number of pieces whose maxima have been computed.
-        begun: the position whose exponentials have been computed, and the terms of its entropy have not; at most one.
+        begun: the position whose exponentials have been computed while the terms of its entropy have not; at most one.
     """
 
     launch: Launch
@@ -310,8 +310,8 @@ class _Forward:
     def _compared(self, piece_sbuf: nl.NkiTensor) -> nl.NkiTensor:
         """Return elements of a piece that include its maxima.
 
-        For some pieces of 16-bit types (with an entropy, all but the first piece), GpSimd computes the larger element
-        of each pair, so that Vector compares half as many.
+        GpSimd computes the larger element of each pair in some pieces, so that Vector compares half as many: in some
+        pieces of 16-bit types, and with an entropy in all pieces but the first. Short pieces are returned as they are.
         """
         self.compared += 1
         is_shared = piece_sbuf.dtype != nl.float32 and self.compared % _SHARED_MAXIMA == 0
@@ -324,7 +324,7 @@ class _Forward:
     def _take_first(
         self, first: FirstMoment, statistics: Statistics, piece: RowPiece, piece_sbuf: nl.NkiTensor
     ) -> None:
-        """Compute the sums of distances from the maxima of a piece."""
+        """Sum, for each position of a piece, the distances of its elements from its maximum."""
         counts_sbuf = first.factors_sbuf[:, piece.first : piece.end, piece.column]
         nisa.memset(dst=counts_sbuf, value=float(piece.columns), engine=nisa.engine.gpsimd)
         terms_sbuf = self.terms.next_tile()[0 : piece_sbuf.shape[0], 0 : piece.columns]
@@ -337,7 +337,7 @@ class _Forward:
     ) -> None:
         """Compute the sums of exponentials of a piece, and of their products with distances from the maximum.
 
-        Vector prepares a position before it finishes the position before, so that Vector does not wait for Scalar.
+        Vector begins a position before it finishes the previous one, so that it does not wait for Scalar.
         """
         neg_max_sbuf = statistics.neg_max_sbuf[:, piece.first : piece.end, piece.column]
         lowest_sbuf = lowest_relevant(neg_max_sbuf, statistics.scale.least)

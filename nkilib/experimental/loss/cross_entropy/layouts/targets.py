@@ -24,8 +24,8 @@ from nkilib.nki import explain_index, nisa, nl
 
 
 def check_targets(finder: TargetFinder, rows: Batch | RowBatch, located: LocatedTargets) -> nisa.NkiInstruction:
-    """Report invalid targets: load a target from an index that is out of range in each partition with an invalid
-    target.
+    """Report invalid targets by an access of HBM: each partition loads a target, from an index that is out of range if
+    one of its own targets is invalid.
 
     Returns:
         The DMA instruction. Results must depend on this instruction, so that the access takes place.
