@@ -144,7 +144,7 @@ def modelled(launch: Launch) -> Cell:
     busiest = max(found.engine_busy_us, key=found.engine_busy_us.__getitem__)
     busy = found.engine_busy_us[busiest] / found.time_us
     bound = float(f"{found.bound_us:.4g}")
-    return Cell(*launch, round(found.time_us, 1), bound, found.bound_by, busiest, round(busy, 3))
+    return Cell(*launch, round(found.time_us, 1), bound, found.bound_by or "", busiest, round(busy, 3))
 
 
 def _profile(launch: Launch) -> Profile:
