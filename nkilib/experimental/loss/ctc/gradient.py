@@ -178,7 +178,7 @@ class Occupancies:
             nisa.tensor_copy(dst=tile_sbuf[:, step : step + steps], src=transposed_psum, engine=nisa.engine.scalar)
 
     def of(self, wavefront: int, row: int, start: int, end: int) -> nl.NkiTensor:
-        """Compute the occupancies of one sequence in one chunk of time, after block 0, the last block, processed it.
+        """Compute the occupancies of one sequence in a chunk of time that all blocks have processed, block 0 last.
 
         Args:
             wavefront: the number of the wavefront in which block 0 processed the chunk.

@@ -165,7 +165,7 @@ class Times:
 
     Attributes:
         first: the time step of row 0, a number or a scalar that a loop of the device counts.
-        start, end: the rows whose time steps exist in the input, ``start`` to ``end`` exclusive.
+        start, end: the rows, ``end`` exclusive, whose time steps exist (are 0 to T - 1).
     """
 
     first: int | nisa.NkiScalar
@@ -174,7 +174,7 @@ class Times:
 
     @property
     def is_empty(self) -> bool:
-        """Whether none of the rows exists in the input."""
+        """Whether no row has a time step that exists."""
         return self.end <= self.start
 
     @property

@@ -344,9 +344,9 @@ def _on_gpsimd(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.N
 class Recursion:
     """The recursion of alpha or beta of a group, and its tiles.
 
-    Let b[i] and l[i] be the alphas (or betas) of blank i and label i at the step before (alpha: the time step before,
-    beta: the time step after). The label of pair i is own[i]: l[i] for alpha, l[i - 1] for beta. Blank i is reached
-    from other[i]: l[i - 1] for alpha, l[i] for beta.
+    Let b[i] and l[i] be the alphas (or betas) of blank i, and of label i after it, at the step before (alpha: the time
+    step before, beta: the time step after). The label of pair i has own[i]: l[i] for alpha, l[i - 1] for beta. Blank i
+    is reached from the label with other[i]: l[i - 1] for alpha, l[i] for beta.
 
         u[i]        = log(exp b[i] + exp other[i])
         new b[i]    = u[i] + emission of the blank

@@ -33,7 +33,7 @@ class StreamLoads:
     """The loads that are issued during the products of a round: pieces of X, and W^T of the next block of classes.
 
     Attributes:
-        streams: the buffers.
+        streams: the buffers that are loaded.
         positions: the block of positions of the round.
         pieces: the pieces of X that are still to be loaded, each as its stripe of features and its tiles of positions.
         parts: the parts of W^T that are still to be loaded.
@@ -108,10 +108,9 @@ class WeightGroups:
             self.groups = self.parts.weight_gradient.groups(self.round.classes, stripe)
 
     def add(self, unit: Unit, piece_sbuf: nl.NkiTensor | None) -> None:
-        """Add the product of a piece of X and G to the group of tiles of dW that ``unit`` names; do nothing if dW is
-        not wanted.
+        """Add the product of G and a piece of X to the group of dW of ``unit``; do nothing if dW is not wanted.
 
-        The last piece of the block of positions finishes the group.
+        After the last piece of the block of positions, store the group (:meth:`.WeightGradient.finish`).
 
         Args:
             piece_sbuf: the piece of X; None if dW is not wanted.

@@ -40,7 +40,7 @@ class InputGradient:
     power: PowerOfTwo | None
 
     def restart(self) -> None:
-        """Restart the ring buffer of the results, at the start of a block."""
+        """Restart the ring buffer of the results, at the start of a round (:mod:`.rounds`)."""
         self.results.restart()
 
     def clear(self) -> None:

@@ -275,8 +275,8 @@ def require_fitting_plan(function: str, tiling: LinearTiling, plan: BackwardPlan
 def program_share(parts: PositionParts) -> float:
     """Return the fraction of a program's allowed instructions that the backward of one part of the positions may use.
 
-    All copies of the backward in the program share the limit. A launch that is split has the limit for more than
-    :data:`.geometry.POSITIONS_OF_PROGRAM` positions, twice the limit for fewer, even if each part has fewer.
+    All copies of the backward in the program share the allowed instructions. A launch that is split is allowed as many
+    as a launch of more than :data:`.geometry.POSITIONS_OF_PROGRAM` positions, even if its parts have fewer positions.
     """
     has_few = parts.size <= POSITIONS_OF_PROGRAM
     return (2.0 if parts.is_split and has_few else 1.0) / parts.copies

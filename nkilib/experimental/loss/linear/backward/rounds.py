@@ -84,10 +84,10 @@ class Unit:
 
     Attributes:
         number: the number of the unit within its stripe.
-        tiles: the tiles of positions whose dX is computed.
-        piece: the tiles of positions of the piece of X.
-        group: the number of the group of tiles of dW.
-        loads: whether the piece has to be loaded.
+        tiles: the tiles of positions, counted in the block of positions, whose dX is computed.
+        piece: the tiles of positions, counted in the block of positions, that the piece of X has.
+        group: the number, within the stripe, of the group of tiles of dW that the product is added to.
+        loads: whether the unit needs another piece than the unit before it, which has to be loaded.
     """
 
     number: int
@@ -326,9 +326,9 @@ class SharedBuffers:
         self.input_gradient.add_tile(self.block, weight_sbuf, place_hbm, tile, classes, is_first)
 
     def load_stripe(self, round_: Round, stripe: Span) -> nl.NkiTensor | None:
-        """Load a stripe of W for the classes of a round, and return its buffer.
+        """Load a stripe of W for the classes of a round, for dX, and return its buffer; None if dX is not wanted.
 
-        Return None if dX is not wanted, because only dX needs this W.
+        Rows of W for classes of the other core are set to 0 (:class:`.input_gradient.OwnClasses`).
         """
         if self.input_gradient is None:
             return None

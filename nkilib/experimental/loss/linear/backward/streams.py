@@ -111,8 +111,8 @@ class StreamMemory:
     def pieces(self) -> Ring:
         """Return the ring buffer of pieces of X, [128, tiles of positions, stripe].
 
-        In shared memory pieces have the second half. The next tile of X^T overwrites the last stripe of W in the first
-        half, because that stripe is read before the last piece of X.
+        In shared memory pieces have the second half, and stripes of W the first half. The last stripe of W is read
+        before the last piece of X, so the next tile of X^T is loaded into the first half.
         """
         buffers = self.plan.buffers
         return self._ring(buffers.pieces, 1, buffers.tiles_of_piece, self.plan.stripe)

@@ -83,7 +83,7 @@ class LastProduct:
         """Issue the product, the rounding and the addition to the sums.
 
         If GpSimd adds to the sums, Scalar multiplies and GpSimd rounds; but Scalar rounds if there is no factor and
-        ``on_gpsimd`` is False.
+        ``on_gpsimd`` is False. If GpSimd does not add, the engine that multiplies also rounds.
 
         Args:
             on_gpsimd: whether GpSimd is idle. Then it multiplies, unless it adds; it is half as fast as Scalar.

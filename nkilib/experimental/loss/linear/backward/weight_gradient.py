@@ -28,9 +28,9 @@ class WeightProduct:
     Attributes:
         bank_psum: the sum, float32 [rows, columns].
         classes, features: the classes within the block, and the features within the stripe.
-        has_classes_first: rows are classes and columns are features; else the reverse.
-        row_tile: the number of the tile of rows within its group.
-        first_column: the first column, counted within the group.
+        has_classes_first: whether rows are classes and columns are features; else the reverse.
+        row_tile: the index of the tile's rows in the group, in tiles of 128 rows.
+        first_column: the index of the tile's first column in the group.
     """
 
     bank_psum: nl.NkiTensor
@@ -163,7 +163,7 @@ class WeightGradient:
         )
 
     def restart(self) -> None:
-        """Restart the ring buffers, at the start of a block."""
+        """Restart the ring buffers, at the start of a round (a block of classes with a block of positions)."""
         self.results.restart()
         self.sums.restart()
 
