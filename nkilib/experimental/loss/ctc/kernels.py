@@ -246,7 +246,8 @@ def ctc_loss_backward(
         log_probs_hbm, targets_hbm, input_lengths_hbm, target_lengths_hbm, blank, reduction, zero_infinity: the
             arguments of the forward.
         nll_hbm, alpha_hbm: the results of the forward.
-        grad_loss_hbm: the upstream gradient: [N] for ``"none"``, bfloat16, float16 or float32; else one float32.
+        grad_loss_hbm: the upstream gradient: for ``"none"`` [N], bfloat16, float16 or float32; else one float32, read
+            on the device.
 
     Returns:
         grad_log_probs_hbm: [T, N, C] in the type of the log-probabilities, 0 beyond the end of each input. For a target

@@ -195,7 +195,7 @@ class BackwardSizes:
         itemsize: the bytes of an element of X and W.
         has_classes_first: whether W is [V, D].
         needs: the SBUF and the instructions that the loss needs for its tiles of G.
-        adds_to_weight: whether dW is added to a float32 sum that the caller gives.
+        adds_to_weight: whether dW is added to a float32 sum in HBM, the caller's or one over parts of the positions.
         keeps_logits: whether the logits are loaded from HBM, so that neither X^T nor W^T is needed.
         program_share: the fraction of a program's allowed instructions that the backward may use.
         weight_itemsize: the bytes of an element of W in HBM if W is cast while it is loaded; else 0.
@@ -241,7 +241,7 @@ class BackwardBuffers:
             way to HBM.
         weight_slices: the number of buffers for slices of W^T, if W^T streams; 0 if W^T of a block of classes stays in
             SBUF.
-        streams_inputs: 1 if X^T streams too, in as many slices as W^T; 0 if X^T of all positions stays in SBUF.
+        streams_inputs: 1 if X^T streams together with W^T, with as many buffers for slices; else 0.
         shares_memory: 1 if tiles of X^T, for the logits, share the memory of X and W, for dW and dX; else 0.
         opened: the number of buffers in each ring of opened tiles; without effect if a loss opens no tiles ahead.
     """
@@ -271,9 +271,9 @@ class BackwardGeometry:
         stripe: the number of features of a stripe.
         buffers: the numbers of buffers.
         adds_to_weight: see :class:`BackwardSizes`.
-        weight_sums: the number of float32 buffers of the size of a group of tiles of dW: one if dW is added to the
-            caller's sum, and one if there are several blocks of positions, whose sums are added.
-        result_itemsize: the bytes of an element of dW; 4 if dW is added to the caller's sum.
+        weight_sums: the number of float32 buffers of the size of a group of tiles of dW: one if ``adds_to_weight``, and
+            one if there are several blocks of positions, whose sums are added.
+        result_itemsize: the bytes of an element of dW; 4 if ``adds_to_weight``.
         has_classes_first: whether W is [V, D].
         position_blocks: the number of blocks of positions of the launch.
         option_bytes: the bytes per partition for the options of the loss, with the fewest opened tiles.
