@@ -4,7 +4,7 @@
 """The checks of the arguments of the cross-entropy kernels, which run before the first instruction.
 
 :func:`validated_options` and :func:`validated_classes` return checked options and the checked range of classes; the
-functions ``validate_...`` check tensors, sizes and requested results. Ranges of options are checked in :mod:`.launch`.
+functions ``validate_...`` check tensors, sizes and requested results. N is the number of positions.
 """
 
 from __future__ import annotations
@@ -48,12 +48,15 @@ _WORDS = Words(row="vocabulary", rows_per_batch="positions_per_batch")
 def validated_options(
     launch: Launch, recipe: LossOptions, first_class: int, num_classes: int | None, wanted: Wanted | None = None
 ) -> Options:
-    """Return the options of an extended kernel, after a check of the kernel's arguments, except the sizes of tiles
-    (:func:`validate_tiles`).
+    """Check the arguments of an extended kernel and return its options. :func:`validate_tiles` checks the tile sizes.
+
+    Args:
+        first_class: the class of the first column of the logits.
+        num_classes: the number of classes of all shards; None: the number of columns.
+        wanted: the requested results; None requests no results besides loss and log-sum-exp.
 
     Raises:
-        AssertionError: if an array, an option or a result is not accepted; the message has function, requirement, value
-            and remedy.
+        AssertionError: if an argument is not accepted; the message has function, requirement, value and remedy.
     """
     function = launch.function
     has_probabilities = len(launch.targets_hbm.shape) == 2
@@ -70,7 +73,7 @@ def validated_options(
 
 
 def validate_recipe(function: str, recipe: LossOptions) -> None:
-    """Check that all options of the loss are in range.
+    """Check that ``ignore_index`` is an int32 and the other options are in range (:func:`.launch.check_options`).
 
     Raises:
         AssertionError: if an option is out of range; the message has function, requirement, value and remedy.
@@ -91,8 +94,8 @@ def validate_temperatures(
         function: the name of the function in error messages.
         temperature_hbm: the temperatures, [N] or [1], or None.
         num_positions: N.
-        temperature: the option ``temperature``, which must be 1.0 beside a tensor.
-        like: the name, in error messages, of the tensor that has the positions.
+        temperature: the option ``temperature``, which must be 1.0 if ``temperature_hbm`` is not None.
+        like: the name, in error messages, of the tensor that has one row per position.
 
     Raises:
         AssertionError: if an argument is not accepted; the message has function, requirement, value and remedy.
@@ -112,10 +115,10 @@ def validate_temperatures(
 
 
 def validate_wanted(function: str, wanted: Wanted, classes: Classes) -> None:
-    """Check the flags of the requested results, and that there are not too many classes for an argmax.
+    """Check that all flags of ``wanted`` are bool, and that a requested argmax has few enough classes for float32.
 
     Raises:
-        AssertionError: if a result is not possible; the message has function, requirement, value and remedy.
+        AssertionError: if a flag is not accepted; the message has function, requirement, value and remedy.
     """
     for result in fields(wanted):
         require_flag(function, f"with_{result.name}", getattr(wanted, result.name))
@@ -127,10 +130,10 @@ def validate_wanted(function: str, wanted: Wanted, classes: Classes) -> None:
 
 
 def validate_arrays(launch: Launch, allow_probabilities: bool) -> None:
-    """Check the logits, the targets, and the type of the tiles.
+    """Check the shapes and types of logits and targets, the type of the tiles, and that the device has indirect DMA.
 
     Raises:
-        AssertionError: if one of them is not accepted; the message has function, requirement, value and remedy.
+        AssertionError: if a check fails; the message has function, requirement, value and remedy.
     """
     function = launch.function
     require_indirect_dma(function)
@@ -154,12 +157,10 @@ def validate_arrays(launch: Launch, allow_probabilities: bool) -> None:
 
 
 def validate_tiles(launch: Launch, plan: SbufPlan) -> None:
-    """Check the layout of a launch, and that its batches and chunks fit SBUF together with the scratch tiles of
-    ``plan``.
+    """Check the requested layout, and that the tiles of a chunk and the scratch tiles of ``plan`` fit SBUF together.
 
     Raises:
-        AssertionError: if the layout is not accepted, or the tiles do not fit; the message has function, requirement,
-            value and remedy.
+        AssertionError: if a check fails; the message has function, requirement, value and remedy.
     """
     validate_layout(launch)
     require_rows_per_batch(launch.function, _WORDS.rows_per_batch, launch.positions_per_batch)
@@ -175,7 +176,7 @@ def validate_tiles(launch: Launch, plan: SbufPlan) -> None:
 
 
 def validate_layout(launch: Launch) -> None:
-    """Check the numbers of the requested layout. A layout that the launch cannot have is no error.
+    """Check the requested layout: the numbers ``partitions_per_position`` and ``positions_per_partition``.
 
     Raises:
         AssertionError: if a number is out of range, or both are larger than 1; the message has function, requirement,
@@ -200,7 +201,7 @@ def validate_layout(launch: Launch) -> None:
 
 
 def validate_lse(launch: Launch, lse_state_hbm: nl.NkiTensor) -> None:
-    """Check that a tensor can be the log-sum-exp of the plain forward.
+    """Check the shape [N] and the type of ``lse_state_hbm``, the log-sum-exp that the plain forward returned.
 
     Raises:
         AssertionError: if shape or type are not accepted; the message has function, requirement, value and remedy.
@@ -230,11 +231,11 @@ def validate_upstream(
         num_positions: N.
         options: the options of the kernel.
         upstream: the upstream gradients and statistics of the kernel.
-        like: the name, in error messages, of the tensor that has the positions.
-        requires_loss: whether the gradient of the loss is required; otherwise any one gradient suffices.
+        like: the name, in error messages, of the tensor that has one row per position.
+        requires_loss: whether ``grad_loss_hbm`` is required; else any one of the upstream gradients suffices.
 
     Raises:
-        AssertionError: if one of them is not accepted; the message has function, requirement, value and remedy.
+        AssertionError: if a tensor is not accepted; the message has function, requirement, value and remedy.
     """
     required = ("lse", "grad_loss") if requires_loss else ("lse",)
     for name in _VECTORS:
@@ -275,8 +276,8 @@ def validate_class_targets(
         function: the name of the function in error messages.
         targets_hbm: the targets.
         num_positions: N.
-        matrix: the name, in error messages, of the matrix whose rows are the positions.
-        like: the name, in error messages, of the tensor that has the positions.
+        matrix: the name, in error messages, of the argument whose rows are the positions.
+        like: the words of error messages for the same matrix, such as "the logits".
 
     Raises:
         AssertionError: if shape or type are not accepted; the message has function, requirement, value and remedy.
@@ -293,12 +294,12 @@ def validate_class_targets(
 
 
 def validated_classes(function: str, vocab_size: int, noun: str, first_class: int, num_classes: int | None) -> Classes:
-    """Return the range of classes that the columns of a launch hold, after a check of the arguments.
+    """Check the arguments that state which classes the columns of a launch are, and return that range of classes.
 
     Args:
         function: the name of the function in error messages.
         vocab_size: the number of columns.
-        noun: the name of the columns in error messages.
+        noun: the word for the columns in error messages.
         first_class: the class of the first column.
         num_classes: the number of classes of all shards; None means ``vocab_size``.
 
@@ -327,8 +328,9 @@ def validated_classes(function: str, vocab_size: int, noun: str, first_class: in
 
 
 def _validate_sums_of_shards(function: str, options: Options, upstream: PositionUpstream) -> None:
-    """Check that a shard is given the sums over all shards that it cannot compute: position weights and sum of class
-    weights.
+    """Check that a shard with class weights or class probabilities gets the sums over all shards that it needs.
+
+    These are ``target_weight_hbm``, and ``weight_sum`` for label smoothing with class weights.
     """
     remedy = "needs target_weight_hbm, got None; pass the sum of the position_weight of all shards"
     has_target_weight = upstream.target_weight_hbm is not None

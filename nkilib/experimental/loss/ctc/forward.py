@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The CTC loss on one core: the alphas (:mod:`.recursion`), and the losses and their reduction computed from the
-alphas.
+"""The CTC loss on one core: the alphas (:mod:`.recursion`), the losses, and their reduction.
 
 :func:`forward_of_core` processes one group of sequences after another. :class:`Likelihood` holds the losses of a group,
-and :class:`Results` the result tensors in HBM. Alphas are the log-probabilities of the prefixes of a target that end in
-each of its 2 S + 1 states (blank, label, blank, ..., blank). T is the number of time steps, N of sequences, and S of
-labels of the longest target.
+and :class:`Results` the result tensors in HBM. A target has 2 S + 1 states: blank, label, blank, ..., blank. The alpha
+of a state is the log-probability of the prefixes of the target that end in this state. T is the number of time steps, N
+of sequences, and S of labels of the longest target; *rows* is the number of sequences of a group.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from nkilib.nki import nisa, nl
 def _last_alphas(group: Group, alpha_hbm: nl.NkiTensor, input_lengths_hbm: nl.NkiTensor) -> nl.NkiTensor:
     """Load the alphas at the last time step of each sequence of a group, [rows, 2 S + 1].
 
-    Lengths are clamped to the time steps that exist.
+    An input length below 1 counts as 1, and one above T as T.
     """
     layout, rows = group.layout, group.rows
     index_sbuf = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
@@ -43,7 +42,7 @@ def _last_alphas(group: Group, alpha_hbm: nl.NkiTensor, input_lengths_hbm: nl.Nk
 def _at_state(group: Group, alphas_sbuf: nl.NkiTensor, target_length_sbuf: nl.NkiTensor, offset: float) -> nl.NkiTensor:
     """Return the alpha of state ``2 * target length + offset`` of each sequence, [rows, 1].
 
-    Offset 0 is the last blank, -1 the last label. A state that does not exist gives ``NOTHING``, the logarithm of 0.
+    Offset 0 selects the last blank, offset -1 the last label. A state that does not exist has alpha ``NOTHING``, log 0.
     """
     rows, states = group.rows, group.layout.states
     state_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
@@ -93,12 +92,12 @@ def _set_losses_without_time(
 
 @dataclass(frozen=True)
 class Likelihood:
-    """The losses of the sequences of a group: float32 [rows, 1].
+    """The losses of a group before reduction; all tiles are [rows, 1], with one value per sequence.
 
     Attributes:
-        nll_sbuf: the losses, infinite where there is no alignment.
-        is_infinite_sbuf: uint32, 1 where there is no alignment.
-        target_length_sbuf: the lengths of the targets.
+        nll_sbuf: float32, the losses; infinite for a target without an alignment.
+        is_infinite_sbuf: uint32, 1 for a target without an alignment, else 0.
+        target_length_sbuf: float32, the number of labels of each target.
     """
 
     nll_sbuf: nl.NkiTensor
@@ -114,8 +113,8 @@ class Likelihood:
     ) -> Likelihood:
         """Compute the losses of a group of sequences from the alphas.
 
-        The loss is -log(exp a + exp b), where a and b are the alphas of the last blank and the last label at the last
-        time step.
+        The loss of a sequence is -log(exp a + exp b). At the last time step of the sequence, a is the alpha of the last
+        blank of the target, and b the alpha of the last label.
         """
         input_length_sbuf = length_column(group.rows, group.sequences(batch.input_lengths_hbm, 0))
         target_length_sbuf = length_column(group.rows, group.sequences(batch.target_lengths_hbm, 0))
@@ -135,11 +134,11 @@ class Results:
     """The result tensors of the forward in HBM, and the options of the loss.
 
     Attributes:
-        loss_hbm: the losses, [N], or their sum or mean, float32 [1].
-        nll_hbm: the losses before reduction, infinite where there is no alignment, float32 [N].
+        loss_hbm: the losses [N] for ``"none"``, else their sum or mean, float32 [1].
+        nll_hbm: the losses before reduction, float32 [N]; infinite for a target without an alignment.
         alpha_hbm: the alphas, float32 [T, N, 2 S + 1].
         reduction: ``"none"``, ``"sum"`` or ``"mean"``.
-        is_zero_if_infinite: whether an infinite loss counts as 0.
+        is_zero_if_infinite: whether an infinite loss counts as 0 in ``loss_hbm``.
     """
 
     loss_hbm: nl.NkiTensor
@@ -171,7 +170,10 @@ def factor_of_losses(group: Group, target_length_sbuf: nl.NkiTensor, reduction: 
 
 
 def _store_or_sum(group: Group, likelihood: Likelihood, results: Results, sums: PartialSums | None) -> None:
-    """Store the losses of a group in HBM; with a reduction, add them to ``sums``."""
+    """Store the losses of a group in ``nll_hbm``, and without a reduction also in ``loss_hbm``.
+
+    With a reduction, ``sums`` gets the losses times their factors in the reduction.
+    """
     column = (group.rows, 1)
     nisa.dma_copy(dst=group.sequences(results.nll_hbm, 0).reshape(column), src=likelihood.nll_sbuf)
     loss_sbuf = nl.ndarray(column, dtype=nl.float32, buffer=nl.sbuf)
@@ -188,7 +190,7 @@ def _store_or_sum(group: Group, likelihood: Likelihood, results: Results, sums: 
 
 
 def forward_of_core(layout: BatchLayout, batch: Inputs, results: Results) -> None:
-    """Compute the losses and alphas of this core's sequences, and store them in ``results``."""
+    """Compute and store the alphas and losses of this core's sequences, and with a reduction the reduced loss."""
     sums = None if results.reduction == "none" else PartialSums.make(layout.groups)
     for group in layout.own_groups():
         store_alphas(batch.sequences(group), batch.log_probs_hbm, batch.blank, results.alpha_hbm)

@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The gradient of the CTC loss on one core, from the betas (:mod:`.recursion`) and the stored alphas, chunk by chunk
-along the time.
+"""The gradient of the CTC loss on one core, computed from the betas (:mod:`.recursion`) and the stored alphas.
 
-:func:`backward_of_core` is the loop over the groups. :class:`Classes` has the classes of states as one-hot vectors,
-:class:`Occupancies` the probabilities of states, and :class:`Factors` the upstream gradient of each sequence;
-:class:`Gradient` computes a :class:`Piece` at a time. :func:`kept_bytes` and :func:`kept_wavefronts` count the tiles
-that a layout must leave room for. T is the number of time steps, N of sequences, C of classes, and P of partitions of a
-group. A *run* is a range of at most 128 states of a block (:func:`runs`).
+:func:`backward_of_core` is the loop over the groups of sequences. :class:`Classes` has the classes of a group's states
+as one-hot vectors, :class:`Occupancies` the probabilities of the states, and :class:`Factors` the factor of each
+sequence's gradient. :class:`Gradient` computes one :class:`Piece` after another. T is the number of time steps, N of
+sequences, C of classes, and P of partitions of a group; *rows* is the number of sequences of a group, and *chunk* the
+number of time steps of a chunk. A *run* is a range of at most 128 states of a block (:func:`runs`).
 
-The gradient is ``(exp(log-probability) - occupancy) * upstream``, in tiles with times on partitions. The occupancy of a
-class is the sum of the probabilities of the states that have this class, a matrix product on Tensor: the state
-probabilities of a wavefront are transposed, so that states are on partitions, and their product with the one-hot
-classes of a sequence's states is [times, classes]. Each block of states runs one wavefront behind its neighbour
-(:mod:`.layout` explains both), so the transposed tiles of several wavefronts are kept.
+The gradient is ``(exp(log-probability) - occupancy) * factor``. Its tiles have time steps on partitions. The occupancy
+of a class at a time step is the sum of the probabilities of the states that have this class. Tensor computes it as the
+product of the transposed state probabilities, [time steps, states], and one-hot vectors, [states, classes]. The blocks
+of states complete a chunk of time in different wavefronts (:mod:`.layout` explains blocks, chunks and wavefronts), so
+the transposed state probabilities of several wavefronts are kept.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def runs(pairs: int) -> list[slice]:
 
 
 def kept_bytes(group: Group) -> int:
-    """Return the bytes per partition of the one-hot vectors that a group keeps on chip; 0 if it keeps none."""
+    """Return the bytes per partition of the one-hot vectors that a group keeps on chip; 0 if it recomputes them."""
     layout = group.layout
     nbytes = len(runs(layout.pairs)) * group.partitions * layout.classes * FLOAT32_BYTES
     return nbytes if nbytes <= _KEPT_BYTES and layout.classes <= BANK_COLUMNS else 0
@@ -76,9 +75,9 @@ class Classes:
 
     Attributes:
         group: the group of the sequences.
-        classes: for each run, the class of each state in each partition, float32 [states, P].
-        number_sbuf: the class numbers 0, 1, ..., float32 [128, columns].
-        kept: one-hot vectors, [states, C], by run and partition; empty if they are computed when needed.
+        classes: one tile per run, float32 [states of the run, P]; column p has the states' classes in partition p.
+        number_sbuf: the numbers 0, 1, ... in every partition, float32 [128, min(512, C)].
+        kept: one-hot vectors, float32 [states of the run, C], by (run, partition); empty if they are recomputed.
     """
 
     group: Group
@@ -104,15 +103,15 @@ class Classes:
         return result
 
     def one_hot(self, run: int, partition: int, start: int, end: int) -> nl.NkiTensor:
-        """Return the classes of the states of a run, for the sequence in one partition, as one-hot vectors.
+        """Return the one-hot vectors of the classes of a run's states, in a range of classes.
 
         Args:
-            run: the number of the run.
-            partition: the partition of the sequence.
+            run: the index of the run.
+            partition: the partition of the group, which has one block of one sequence.
             start, end: the range of classes, ``end`` exclusive.
 
         Returns:
-            A tile, float32 [states, end - start].
+            A tile, float32 [states of the run, end - start].
         """
         if self.kept:
             return self.kept[run, partition][:, start:end]
@@ -133,10 +132,7 @@ class Classes:
 
 
 def kept_wavefronts(blocks: int) -> int:
-    """Return for how many wavefronts transposed state probabilities are kept: at least one per block, a power of two.
-
-    A power of two keeps the number of wavefronts in an iteration of the loop small.
-    """
+    """Return for how many wavefronts transposed state probabilities are kept: a power of two, at least ``blocks``."""
     return 1 << (blocks - 1).bit_length()
 
 
@@ -146,7 +142,7 @@ class Occupancies:
 
     Attributes:
         classes: the classes of the states.
-        transposed: the state probabilities by wavefront and run, float32 [states, chunk, P].
+        transposed: a ring buffer of wavefronts, with one tile per run: float32 [states of the run, chunk, P].
     """
 
     classes: Classes
@@ -164,12 +160,13 @@ class Occupancies:
         return cls(classes, tuple(tiles() for _ in range(kept_wavefronts(layout.blocks))))
 
     def transpose(self, wavefront: int, step: int, steps: int, states_sbuf: nl.NkiTensor) -> None:
-        """Transpose the state probabilities of some time steps of a wavefront.
+        """Transpose the state probabilities of some time steps of a wavefront into the wavefront's tiles.
 
         Args:
             wavefront: the number of the wavefront.
-            step, steps: the first time step of the chunk, and the number of time steps, which share a bank of PSUM.
-            states_sbuf: the state probabilities, [P, chunk, states].
+            step: the first time step to transpose, counted from the start of the chunk.
+            steps: the number of time steps to transpose; they share a bank of PSUM.
+            states_sbuf: the state probabilities, [P, chunk, states of a block].
         """
         partitions = self.classes.group.partitions
         for run, tile_sbuf in zip(runs(self.classes.group.layout.pairs), self._of(wavefront), strict=True):
@@ -181,12 +178,11 @@ class Occupancies:
             nisa.tensor_copy(dst=tile_sbuf[:, step : step + steps], src=transposed_psum, engine=nisa.engine.scalar)
 
     def of(self, wavefront: int, row: int, start: int, end: int) -> nl.NkiTensor:
-        """Compute the occupancies of one sequence, in the chunk of time that all blocks have completed after a
-        wavefront.
+        """Compute the occupancies of one sequence in a chunk of time that all blocks have processed, block 0 last.
 
         Args:
-            wavefront: the number of the wavefront.
-            row: the number of the sequence in the group.
+            wavefront: the number of the wavefront in which block 0 processed the chunk.
+            row: the index of the sequence in the group.
             start, end: the range of classes, ``end`` exclusive.
 
         Returns:
@@ -214,7 +210,7 @@ class CtcUpstream:
     """The upstream gradient, and the options of the loss.
 
     Attributes:
-        grad_loss_hbm: the upstream gradient, [N], or float32 [1] for a reduced loss.
+        grad_loss_hbm: the upstream gradient: [N] for ``"none"``, else float32 [1].
         reduction: ``"none"``, ``"sum"`` or ``"mean"``.
         is_zero_if_infinite: whether the gradient is 0 for a sequence without an alignment; else NaN.
     """
@@ -225,7 +221,7 @@ class CtcUpstream:
 
 
 def _rows(group: Group, vector_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Load one value per sequence, or one for all, into every partition: float32 [chunk, rows]."""
+    """Load one value per sequence [rows], or one for all [1], into every partition: float32 [chunk, rows]."""
     size = vector_hbm.shape[0]
     loaded_sbuf = nl.ndarray((group.layout.chunk, size), dtype=vector_hbm.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=loaded_sbuf, src=vector_hbm.reshape((1, size)).broadcast(0, group.layout.chunk))
@@ -236,12 +232,14 @@ def _rows(group: Group, vector_hbm: nl.NkiTensor) -> nl.NkiTensor:
 
 @dataclass(frozen=True)
 class Factors:
-    """The factor of each sequence's gradient, and its input length: tiles [chunk, rows], equal in each partition.
+    """The factor of each sequence's gradient, and the input lengths.
+
+    The tiles are float32 [chunk, rows]; every partition has the same values.
 
     Attributes:
         group: the group of the sequences.
-        factor_sbuf: float32, the upstream gradient times the factor of the reduction.
-        input_length_sbuf: float32, the input lengths.
+        factor_sbuf: the upstream gradient of each sequence times the factor of its loss in the reduction.
+        input_length_sbuf: the number of time steps of each sequence.
     """
 
     group: Group
@@ -257,7 +255,10 @@ class Factors:
         input_lengths_hbm: nl.NkiTensor,
         target_lengths_hbm: nl.NkiTensor,
     ) -> Factors:
-        """Compute the factors of the sequences of a group; 0 or NaN for a sequence without an alignment."""
+        """Compute the factors of a group's sequences.
+
+        The factor of a sequence without an alignment is 0 if ``upstream.is_zero_if_infinite``, else NaN.
+        """
         grad_hbm = upstream.grad_loss_hbm
         is_each = upstream.reduction == "none"
         grad_sbuf = _rows(group, group.sequences(grad_hbm, 0) if is_each else grad_hbm)
@@ -272,9 +273,9 @@ class Factors:
         return cls(group, factor_sbuf, _rows(group, group.sequences(input_lengths_hbm, 0)))
 
     def at(self, times: Times) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-        """Return the factors at the given time steps, and a uint32 mask, each [chunk, rows].
+        """Return the factors at the given time steps, and a uint32 mask, both [chunk, rows].
 
-        Where an input has ended, the factor is 0 and the mask 1.
+        After the end of a sequence's input the factor is 0 and the mask 1; before, the mask is 0.
         """
         shape = self.factor_sbuf.shape
         time_sbuf = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -289,9 +290,7 @@ class Factors:
 
 @dataclass(frozen=True)
 class Piece:
-    """The part of the gradient of a chunk of time for a range of sequences and a range of classes, computed
-    together.
-    """
+    """A range of sequences (rows of a group) and a range of classes, whose gradient is computed together."""
 
     rows: slice
     classes: slice
@@ -302,12 +301,12 @@ class Piece:
         return self.rows.stop - self.rows.start, self.classes.stop - self.classes.start
 
     def of(self, group: Group, times: Times, tensor_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the view of a tensor [T, N, C] for this piece."""
+        """Return the view of a tensor [T, N, C] at ``times``, for the sequences and classes of this piece."""
         return group.sequences(times.of(tensor_hbm), 1)[:, self.rows, self.classes]
 
 
 def pieces(group: Group) -> Iterator[Piece]:
-    """Yield the pieces that cover the gradient of a chunk of time."""
+    """Yield pieces that cover all sequences and classes of a group."""
     width = min(group.layout.classes, PIECE_COLUMNS)
     height = max(1, PIECE_COLUMNS // width)
     for row in range(0, group.rows, height):
@@ -317,7 +316,7 @@ def pieces(group: Group) -> Iterator[Piece]:
 
 
 class _GradientPiece:
-    """The computation of one :class:`Piece` of the gradient, with its tiles."""
+    """The computation of the gradient of one :class:`Piece` in one chunk of time."""
 
     def __init__(self, gradient: Gradient, piece: Piece, times: Times, wavefront: int) -> None:
         self._gradient = gradient
@@ -342,7 +341,7 @@ class _GradientPiece:
         nisa.activation(dst=self._values_sbuf, op=nl.exp, data=loaded_sbuf)
 
     def subtract(self, row: int) -> None:
-        """Subtract the occupancies of sequence number ``row`` of the group from its exponentials."""
+        """Subtract the occupancies of sequence ``row`` of the group from the exponentials of that sequence."""
         classes = self._piece.classes
         for start in range(classes.start, classes.stop, BANK_COLUMNS):
             end = min(classes.stop, start + BANK_COLUMNS)
@@ -352,10 +351,9 @@ class _GradientPiece:
             nisa.tensor_tensor(dst=values_sbuf, data1=values_sbuf, data2=occupancy_psum, op=nl.subtract)
 
     def store(self, at: tuple[nl.NkiTensor, nl.NkiTensor]) -> None:
-        """Multiply the differences by the factors, and store the result; 0 is stored after the end of a sequence.
+        """Multiply the differences by the factors, and store the gradient in HBM; it is 0 after the end of an input.
 
-        Args:
-            at: the result of :meth:`Factors.at`.
+        ``at`` is the result of :meth:`Factors.at`.
         """
         factor_sbuf, is_behind_sbuf = (tile_sbuf[:, self._piece.rows].expand_dim(2) for tile_sbuf in at)
         width = self._shape[2]
@@ -404,7 +402,10 @@ class Gradient:
 
 
 def _tasks(wavefront: Wavefront, posteriors: Posteriors, gradient: Gradient) -> Iterator[Task]:
-    """Yield functions that complete the previous wavefront: transposes of its states, and the gradient."""
+    """Yield functions that transpose the state probabilities of the previous wavefront and compute the gradient.
+
+    The gradient is computed in the chunk of time that block 0 processed in the previous wavefront.
+    """
     before = wavefront.number - 1
     if before < 0:
         return

@@ -12,8 +12,9 @@ probability that an alignment has this class at this time. The *states* of a tar
 :func:`ctc_loss_gradient_bound` are the accepted errors. :func:`reduced` and :func:`reduction_factors` compute the
 reduction. ``ctc_loss_forward`` and ``ctc_loss_backward`` are the kernels to launch.
 
-The forward reads the log-probabilities and writes the alphas; the backward reads both and writes the gradient. The
-recursion is bound by latency, which the work does not include: each time step waits for the previous one.
+The stated work of a kernel is its HBM traffic: the forward reads the log-probabilities and writes the alphas, the
+backward reads both and writes the gradient. It does not include the latency of the recursion, whose time steps wait for
+each other.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def size_of(tensor: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> 
     """Return the size of one tensor of a launch on log-probabilities [T, N, C], by the tensor's name.
 
     Args:
-        tensor: the name of the tensor without ``_hbm``; labels, lengths and saved results of the forward are included.
+        tensor: the name of an argument of the kernels without ``_hbm``, such as ``"targets"`` or ``"alpha"``.
         shape: (T, N, C).
         options: ``labels`` is S.
     """
@@ -75,10 +76,7 @@ def forward_work(log_probs_hbm: Any, targets_hbm: Any, **_: Any) -> Work:
 
 
 def backward_work(log_probs_hbm: Any, targets_hbm: Any, **_: Any) -> Work:
-    """Return the work of ``ctc_loss_backward``, from the kernel's arguments.
-
-    The log-probabilities are read, and a gradient of the same size is written.
-    """
+    """Return the work of ``ctc_loss_backward``, from the kernel's arguments."""
     return _work(log_probs_hbm, targets_hbm, 2)
 
 
@@ -161,9 +159,9 @@ def _alphas(emissions: Float64Array, may_skip: npt.NDArray[np.bool_]) -> Float64
 
 
 def _sequence(log_probs: Float64Array, classes: Integers, blank: int, occupancies: Float64Array) -> float:
-    """Return the loss of one sequence, and add its occupancies to ``occupancies``, [T, C], which are 0 before.
+    """Return the loss of one sequence, and add its occupancies to ``occupancies``, [time steps, C].
 
-    ``classes`` is the class of each state.
+    ``log_probs`` is [time steps, C]; ``classes`` is the class of each state.
     """
     if len(log_probs) == 0:
         return 0.0 if len(classes) == 1 else np.inf
@@ -260,10 +258,10 @@ def _errors(reference: CtcLosses, input_lengths: Integers) -> Float64Array:
 
     u = 2^-23; rounding to float32 once costs u / 2 of the number. A time step rounds a logarithm three times (two
     log-adds and the emission), and softplus adds 2 u of a number below log 2. Errors of the operands are averaged,
-    because the derivatives of log-add sum up to 1. So a step costs at most 2 u of the logarithm. Log-probabilities are
-    at most 0, so the logarithm of the probability of a prefix is at least the logarithm of the whole target's, which is
-    -loss. A state whose share of the whole is below e^-20 is counted with that share. So the logarithms have magnitudes
-    of at most loss + 20.
+    because the derivatives of log-add sum up to 1. So a step costs at most 2 u of the logarithm.
+
+    The magnitude of a logarithm is at most loss + 20: if the alignments through a state have the share s of the
+    target's probability, the state's alpha is at least log s - loss, and shares below e^-20 count as e^-20.
     """
     magnitude = np.where(np.isinf(reference.losses), 0.0, reference.losses + _UNLIKELY)
     return np.asarray(_STEP_UNITS * UNIT * (input_lengths + 1) * magnitude)
@@ -272,7 +270,9 @@ def _errors(reference: CtcLosses, input_lengths: Integers) -> Float64Array:
 def ctc_loss_bound(
     reference: CtcLosses, input_lengths: Integers, target_lengths: Integers, reduction: str, dtype: Any = np.float32
 ) -> Float64Array:
-    """Return the accepted error of the losses after reduction; infinite losses must be exact.
+    """Return the accepted error of the losses, [N] for ``"none"``, or of the reduced loss, [1].
+
+    The bound covers the finite losses; an infinite loss must be exact.
 
     Args:
         reference: the exact losses.

@@ -64,7 +64,7 @@ def require_batch(
         function: the name of the function in error messages.
         log_probs_hbm: the log-probabilities, [T, N, C].
         targets_hbm: the labels, int32 [N, S], or None.
-        lengths: the lengths, int32 [N], by the names of their arguments.
+        lengths: the input lengths and the target lengths, int32 [N], by the names of their arguments.
         blank: the class of the blank.
     """
     shape = tuple(log_probs_hbm.shape)
@@ -121,7 +121,7 @@ def _piece_bytes(layout: BatchLayout, dtype: nl.DType) -> int:
 
 
 def fitting_layout(function: str, shape: BatchShape, labels: int, dtype: nl.DType, of_backward: bool) -> BatchLayout:
-    """Return the layout of a launch, whose chunks have as many time steps as fit SBUF.
+    """Return the layout of a launch. Its chunks of time are as long as SBUF allows.
 
     Args:
         function: the name of the function in error messages.
@@ -167,11 +167,11 @@ def ctc_loss_forward(
     zero_infinity: bool = False,
     dtype: nl.DType | None = None,
 ) -> tuple[nl.NkiTensor, ...]:
-    """Compute the CTC loss: minus the log-probability of all alignments of a target to its input.
+    """Compute the CTC loss: minus the logarithm of the summed probability of all alignments of a target to its input.
 
     Equivalent to ``F.ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity)`` in
     PyTorch, computed in float32 logarithms. Launch with ``ctc_loss_forward[2](...)`` on a logical NeuronCore of two
-    cores; each core computes half of the sequences. The host reads no values.
+    cores, which divide the sequences among themselves. The host reads no values of tensors.
 
     Dimensions:
         T: time steps. N: sequences. C: classes. S: labels of the longest target.
@@ -184,17 +184,18 @@ def ctc_loss_forward(
         target_lengths_hbm: [N] int32, the number of labels of each target, 0 to S. A larger number means that the
             target has no alignment.
         blank: class of the blank.
-        reduction: ``"none"``, ``"sum"`` or ``"mean"``, which divides each loss by the length of its target, at least 1,
-            and the sum by N.
+        reduction: ``"none"``, ``"sum"`` or ``"mean"``. The mean divides each loss by max(target length, 1), and the sum
+            of the quotients by N.
         zero_infinity: whether the loss of a target without an alignment is 0; else the loss is infinite.
         dtype: type of the losses for ``"none"``; None: the type of the log-probabilities.
 
     Returns:
         loss_hbm: the losses, [N] for ``"none"``, else their sum or mean, float32 [1].
-        nll_hbm: [N] float32, the losses before ``zero_infinity`` and the reduction, an argument of the backward.
-        alpha_hbm: [T, N, 2 S + 1] float32, logarithms of the probabilities of all prefixes, an argument of the
-            backward. Values below -1e29 stand for the logarithm of 0. Values beyond the length of an input or a target
-            are arbitrary.
+        nll_hbm: [N] float32, the losses before reduction, infinite for a target without an alignment; an argument of
+            the backward.
+        alpha_hbm: [T, N, 2 S + 1] float32, for each time step and state of the target (blank, label, ..., blank) the
+            log-probability of the prefixes that end in it; an argument of the backward. Values below -1e29 stand for
+            the logarithm of 0. Values beyond the length of an input or a target are arbitrary.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
@@ -233,10 +234,10 @@ def ctc_loss_backward(
 ) -> nl.NkiTensor:
     """Compute the gradient of the loss with respect to the log-probabilities, as PyTorch defines it.
 
-    For each time and class the gradient is ``exp(log_probs)`` minus the probability that an alignment is at that class
-    at that time, times the upstream gradient. If the log-probabilities are the ``log_softmax`` of logits, the result is
-    also the gradient with respect to the logits, because the derivative of ``log_softmax`` leaves this gradient
-    unchanged. Equivalent to the gradient of ``F.ctc_loss`` in PyTorch. Launch like :func:`ctc_loss_forward`.
+    The gradient is ``(exp(log_probs) - occupancy) * upstream``. The occupancy of a class at a time step is the
+    probability that an alignment has this class at this time step. If the log-probabilities are the ``log_softmax`` of
+    logits, the result is also the gradient with respect to the logits, because the derivative of ``log_softmax`` leaves
+    it unchanged. Equivalent to the gradient of ``F.ctc_loss`` in PyTorch. Launch like :func:`ctc_loss_forward`.
 
     Dimensions:
         T: time steps. N: sequences. C: classes. S: labels of the longest target.
@@ -245,7 +246,8 @@ def ctc_loss_backward(
         log_probs_hbm, targets_hbm, input_lengths_hbm, target_lengths_hbm, blank, reduction, zero_infinity: the
             arguments of the forward.
         nll_hbm, alpha_hbm: the results of the forward.
-        grad_loss_hbm: [N] for ``"none"``, bfloat16, float16 or float32; else one float32, which is read on the device.
+        grad_loss_hbm: the upstream gradient: for ``"none"`` [N], bfloat16, float16 or float32; else one float32, read
+            on the device.
 
     Returns:
         grad_log_probs_hbm: [T, N, C] in the type of the log-probabilities, 0 beyond the end of each input. For a target

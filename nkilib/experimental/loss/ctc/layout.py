@@ -6,12 +6,12 @@
 :class:`BatchLayout` has the sizes of a launch, and a :class:`Group` the sequences that are processed together; their
 lengths and labels are on chip as :class:`Sequences`, and :class:`Times` are the time steps of a chunk.
 
-The states of a sequence are blank, label, blank, ..., blank. Pair i is blank i and the label beside it. The pairs of a
-sequence are divided into up to four blocks, each in partitions of its own, which keeps instructions short. A block
-needs the values of one label of its neighbour at the previous time step, so a block processes a chunk of time after its
-neighbour has done so. A wavefront is the work that is issued together: one chunk of time in each block, a different one
-for each block. T is the number of time steps, N of sequences, C of classes, S of labels of the longest target, and P of
-partitions of a group.
+The states of a sequence are blank, label, blank, ..., blank. Pair i is blank i and a label beside it: the label after
+the blank for alpha, the label before it for beta. The pairs of a sequence are divided into up to four blocks, each in
+partitions of its own, which keeps instructions short. A block needs the values of one label of its neighbour at the
+previous time step, so a block processes a chunk of time after its neighbour has done so. A wavefront is the work that
+is issued together: one chunk of time in each block, a different chunk for each block. T is the number of time steps, N
+of sequences, C of classes, S of labels of the longest target, and P of partitions of a group.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Group:
 
     Attributes:
         layout: the layout of the launch.
-        number: the number of the group.
-        first: the first sequence of the group.
+        number: the index of the group in the launch.
+        first: the index, from 0 to N - 1, of the group's first sequence.
         rows: the number of sequences of the group.
     """
 
@@ -60,7 +60,7 @@ class Group:
 
     @property
     def partitions(self) -> int:
-        """The number P of partitions that instructions on the group's tiles cover, with the gaps between blocks."""
+        """The number P of partitions of the group's tiles, with the unused partitions between blocks."""
         return (self.layout.blocks - 1) * self.layout.stride + self.rows
 
     def block(self, number: int) -> slice:
@@ -69,9 +69,7 @@ class Group:
         return slice(start, start + self.rows)
 
     def sequences(self, tensor_hbm: nl.NkiTensor, dimension: int) -> nl.NkiTensor:
-        """Return the view of a tensor in HBM for the group's sequences; ``dimension`` is the dimension of the
-        sequences.
-        """
+        """Return the view of a tensor in HBM for the group's sequences, which lie along dimension ``dimension``."""
         return tensor_hbm.slice(dimension, self.first, self.first + self.rows)
 
     def tile(self, *columns: int, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
@@ -167,7 +165,7 @@ class Times:
 
     Attributes:
         first: the time step of row 0, a number or a scalar that a loop of the device counts.
-        start, end: the rows whose time steps exist in the input, ``start`` to ``end`` exclusive.
+        start, end: the rows, ``end`` exclusive, whose time steps exist (are 0 to T - 1).
     """
 
     first: int | nisa.NkiScalar
@@ -176,7 +174,7 @@ class Times:
 
     @property
     def is_empty(self) -> bool:
-        """Whether none of the rows exists in the input."""
+        """Whether no row has a time step that exists."""
         return self.end <= self.start
 
     @property
@@ -213,9 +211,9 @@ def lengths_in_blocks(group: Group, lengths_hbm: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def _labels(group: Group, targets_hbm: nl.NkiTensor | None) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Return the labels (0 where a target has none) and their indices in the target, each float32 [P, pairs + 1].
+    """Return labels (0 outside of ``targets_hbm``) and their indices in the target, each float32 [P, pairs + 1].
 
-    Column 0 is for the label before the block's first pair; at the start of a target its index is -1.
+    Column 0 is for the label before the first blank of the block; in the first block its index is -1.
     """
     layout = group.layout
     loaded_sbuf = group.tile(layout.pairs + 1, dtype=nl.int32)
@@ -238,8 +236,9 @@ def _labels(group: Group, targets_hbm: nl.NkiTensor | None) -> tuple[nl.NkiTenso
 def _add_difference(
     mask_sbuf: nl.NkiTensor, class_sbuf: nl.NkiTensor, label_sbuf: nl.NkiTensor, scratch_sbuf: nl.NkiTensor
 ) -> None:
-    """Add ``NOTHING`` to the mask where a label is no class: where ``class_sbuf``, the clamped label, differs from the
-    label.
+    """Add ``NOTHING`` to ``mask_sbuf`` where the label is no class.
+
+    There ``class_sbuf``, which has the labels clamped to the classes, differs from ``label_sbuf``.
     """
     is_none_sbuf = nl.ndarray(mask_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=is_none_sbuf, data1=class_sbuf, data2=label_sbuf, op=nl.not_equal)
@@ -260,8 +259,8 @@ class Sequences:
         input_length_sbuf, target_length_sbuf: the numbers of time steps and of labels, float32 [P, 1].
         class_sbuf: float32 [P, pairs + 1], the labels; an arbitrary class where there is no label.
         mask_sbuf: float32 [P, pairs + 1], 0 for a label of the target, else ``NOTHING``, the logarithm of 0.
-        is_end_sbuf: uint32 [P, pairs + 1], 1 for the label after the end of the target.
-        may_skip_sbuf: uint32 [P, pairs], 1 where the label of pair k may directly follow the label before it.
+        is_end_sbuf: uint32 [P, pairs + 1], 1 for the imaginary label after the last blank, from which beta starts.
+        may_skip_sbuf: uint32 [P, pairs], 1 where the label after blank k may directly follow the label before it.
     """
 
     group: Group

@@ -5,12 +5,12 @@
 
 :class:`Recursion` computes time steps in all blocks of states; :class:`Direction` holds what differs between alpha and
 beta. The work is done in wavefronts (:class:`Wavefront`): a wavefront processes one chunk of time in every block, and
-each block is one chunk behind its neighbour. The emissions of a wavefront, the log-probabilities of its states, are
-computed while the previous one is processed (:class:`EmissionSource`). :func:`store_alphas` computes alpha in all
-wavefronts; ``gradient.py`` computes beta and the probabilities of the states with :class:`Posteriors`. :mod:`.layout`
-defines pairs, blocks and chunks: the states of a sequence are blank, label, blank, ..., blank; a *pair* is a blank and
-the label beside it; a *block* is consecutive pairs, in partitions of their own. T is the number of time steps, N of
-sequences, C of classes, S of labels of the longest target, and P of partitions of a group.
+each block is one chunk behind its neighbour. An *emission* is the log-probability of a state's class at a time step;
+the emissions of a wavefront are computed while the previous one is processed (:class:`EmissionSource`).
+:func:`store_alphas` computes alpha in all wavefronts; ``gradient.py`` computes beta and the probabilities of the states
+with :class:`Posteriors`. :mod:`.layout` defines pairs, blocks and chunks. T is the number of time steps, N of
+sequences, C of classes, S of labels of the longest target, and P of partitions of a group. In shapes, *pairs* is the
+number of pairs of a block, and *chunk* the number of time steps of a chunk.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Wavefront:
         number: the number of the wavefront, which selects one of the alternating tiles; in a loop of the device, its
             number in the first iteration.
         before, now, following: the time steps of each block in the previous wavefront, in this one and in the next one.
-            While this wavefront computes, the results of the previous one are stored and the inputs of the next one are
-            loaded.
+            While this wavefront is computed, the results of the previous one are stored and the inputs of the next one
+            are loaded.
     """
 
     number: int
@@ -59,7 +59,7 @@ class Wavefront:
 def _times(layout: BatchLayout, is_alpha: bool, chunk: int, count: nisa.NkiScalar | None) -> Times:
     """Return the time steps of chunk number ``chunk``, counted in the order of the recursion.
 
-    No time step exists if the chunk lies before the first or behind the last one.
+    The result is empty if the chunk lies before the first or behind the last one.
 
     Args:
         layout: the layout of the launch.
@@ -77,7 +77,7 @@ def run_wavefronts(layout: BatchLayout, is_alpha: bool, per_iteration: int, run:
     """Run all wavefronts in order, and then a last one that only stores results.
 
     The first and last wavefronts, in which some block has nothing to do or a chunk is short, are unrolled. The others
-    run in a loop of the device, which has one copy of its body.
+    run in a loop of the device.
 
     Args:
         layout: the layout of the launch.
@@ -114,11 +114,11 @@ def run_wavefronts(layout: BatchLayout, is_alpha: bool, per_iteration: int, run:
 
 @dataclass(frozen=True)
 class Emissions:
-    """The log-probabilities of the states' classes at the time steps of one chunk, float32.
+    """The emissions of one wavefront, float32.
 
     Attributes:
-        blank_sbuf: the log-probabilities of the blank, [P, steps].
-        label_sbuf: the log-probabilities of the label of each pair, [P, steps, pairs].
+        blank_sbuf: the log-probabilities of the blank, [P, chunk].
+        label_sbuf: the log-probabilities of the label of each pair, [P, chunk, pairs].
     """
 
     blank_sbuf: nl.NkiTensor
@@ -141,7 +141,7 @@ def _indices(group: Group, class_sbuf: nl.NkiTensor) -> nl.NkiTensor:
 
 @dataclass(frozen=True)
 class EmissionSource:
-    """The source of the :class:`Emissions` of a group, with alternating tiles for two chunks.
+    """Loads the log-probabilities of a group and computes its :class:`Emissions`, in alternating tiles of wavefronts.
 
     GpSimd gathers the log-probabilities of the labels from the log-probabilities of all classes.
 
@@ -149,13 +149,13 @@ class EmissionSource:
         sequences: the sequences of the group.
         log_probs_hbm: the log-probabilities, [T, N, C].
         blank: the class of the blank.
-        first_label: the column of :class:`Sequences` that has the label of the first pair.
-        stays_at_end: whether the emissions are for beta, whose recursion starts in the label after the end of the
-            target.
-        index_sbuf: uint32 [P, steps, pairs], the indices of the labels in a loaded chunk, class + C * step.
-        loaded: two tiles of loaded log-probabilities, [P, steps, C], in their type in HBM.
-        gathered: two tiles of the labels' log-probabilities, [P, steps, pairs], in the same type.
-        emissions: the emissions of two chunks.
+        first_label: the column, in tiles of :class:`Sequences`, of the first pair's label: 1 for alpha, 0 for beta.
+        stays_at_end: whether the emissions are for beta, whose recursion starts in the imaginary label after the last
+            blank.
+        index_sbuf: uint32 [P, chunk, pairs], the index class + C * step of each label in a partition of ``loaded``.
+        loaded: two tiles of loaded log-probabilities, [P, chunk, C], in their type in HBM.
+        gathered: two tiles of the labels' log-probabilities, [P, chunk, pairs], in the same type.
+        emissions: the emissions of two wavefronts.
     """
 
     sequences: Sequences
@@ -209,8 +209,9 @@ class EmissionSource:
                 nisa.dma_copy(dst=self.loaded[wavefront % ALTERNATING_TILES][partitions, of_block.rows], src=source)
 
     def make_ready(self, wavefront: int, times: list[Times]) -> None:
-        """Compute the emissions of a wavefront from the loaded log-probabilities; ``times`` are the time steps of each
-        block.
+        """Compute the emissions of a wavefront from the loaded log-probabilities.
+
+        ``times`` are the time steps of each block.
         """
         loaded_sbuf, gathered_sbuf, emissions = (
             self.loaded[wavefront % ALTERNATING_TILES],
@@ -234,10 +235,9 @@ class EmissionSource:
             self._hold_at_end(emissions, times)
 
     def _hold_at_end(self, emissions: Emissions, times: list[Times]) -> None:
-        """Change the emissions after the end of each input, where the recursion of beta starts.
+        """Overwrite the emissions at the time steps after the end of each input: beta keeps its start state there.
 
-        After the end, the label behind the target has probability 1, so that a sequence stays in this state; all other
-        states have probability 0.
+        The emission of the imaginary label after the last blank becomes log 1, all others log 0.
         """
         group, layout = self.sequences.group, self.sequences.group.layout
         time_sbuf = group.tile(layout.chunk)
@@ -270,10 +270,10 @@ class Direction:
     """The meaning of the columns and rows of a tile of states, for alpha or for beta.
 
     A row is a time step. With i the first pair of the block, column k is state ``2 i - 1 + k``: one column is for a
-    label of the neighbouring block.
+    label of the neighbouring block. Step s is the time step s of the chunk, counted in time also for beta.
 
     Attributes:
-        is_alpha: whether states and times ascend; else they descend.
+        is_alpha: whether the recursion goes from low to high states and times; else from high to low.
         pairs: the number of pairs of a block.
         chunk: the number of time steps of a tile; the tile has one more row, for the step before.
     """
@@ -299,7 +299,7 @@ class Direction:
 
     @property
     def carried(self) -> int:
-        """The row for the copy of the last step of the previous chunk."""
+        """The row for the copy of the step that the recursion computed last in the previous chunk."""
         return 0 if self.is_alpha else self.chunk
 
     @property
@@ -313,11 +313,11 @@ class Direction:
         return range(self.chunk) if self.is_alpha else range(self.chunk - 1, -1, -1)
 
     def row(self, step: int) -> int:
-        """Return the row of step number ``step`` of the chunk."""
+        """Return the row of step ``step``."""
         return step + 1 if self.is_alpha else step
 
     def row_before(self, step: int) -> int:
-        """Return the row of the step that the recursion computes just before step number ``step``."""
+        """Return the row of the step that the recursion computes just before step ``step``."""
         return step if self.is_alpha else step + 1
 
     def blanks(self, row_sbuf: nl.NkiTensor) -> nl.NkiTensor:
@@ -329,9 +329,7 @@ class Direction:
         return self._labels(row_sbuf, 2 if self.is_alpha else 0)
 
     def others(self, row_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return, for each pair, the column of the label from which the pair's blank is reached, as a view [P,
-        pairs].
-        """
+        """Return the columns of the labels from which the blank of each pair is reached, as a view [P, pairs]."""
         return self._labels(row_sbuf, 0 if self.is_alpha else 2)
 
     def _labels(self, row_sbuf: nl.NkiTensor, start: int) -> nl.NkiTensor:
@@ -346,13 +344,14 @@ def _on_gpsimd(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.N
 class Recursion:
     """The recursion of alpha or beta of a group, and its tiles.
 
-    For pair i, let b[i] and l[i] be the logarithms of its blank and its label at the step before (alpha: the time step
-    before, beta: the time step after):
+    Let b[i] and l[i] be the alphas (or betas) of blank i, and of label i after it, at the step before (alpha: the time
+    step before, beta: the time step after). The label of pair i has own[i]: l[i] for alpha, l[i - 1] for beta. Blank i
+    is reached from the label with other[i]: l[i - 1] for alpha, l[i] for beta.
 
-        u[i]      = log(exp b[i] + exp l')            l' = l[i - 1] for alpha, l[i] for beta
-        new b[i]  = u[i] + log-probability of the blank
-        new l''   = log(exp l'' + exp v[i]) + log-probability of the label, l'' = l[i] for alpha, l[i - 1] for beta
-        v[i]      = u[i] where l[i - 1] and l[i] may follow each other directly, else b[i]
+        u[i]        = log(exp b[i] + exp other[i])
+        new b[i]    = u[i] + emission of the blank
+        v[i]        = u[i] where label i may directly follow label i - 1, else b[i]
+        new own[i]  = log(exp own[i] + exp v[i]) + emission of the label of pair i
 
     These are two log-adds, log(exp a + exp b), of half of the states each; the definition takes two log-adds of all
     states. The identity
@@ -365,8 +364,8 @@ class Recursion:
     Attributes:
         group: the group of the sequences.
         direction: the direction, alpha or beta.
-        may_skip_sbuf: see :class:`.layout.Sequences`, uint32 [P, pairs].
-        states: two tiles of the logarithms of all states, float32 [P, chunk + 1, width], used alternately.
+        may_skip_sbuf: uint32 [P, pairs], 1 where label i may directly follow label i - 1.
+        states: two tiles of the alphas or betas, float32 [P, chunk + 1, width], used alternately (:class:`Direction`).
     """
 
     group: Group
@@ -415,7 +414,7 @@ class Recursion:
     ) -> None:
         """Compute the steps of a wavefront; halfway through, compute the emissions of the next wavefront.
 
-        The loads for the next wavefront must have been issued before.
+        The loads for the next wavefront must have been issued before. At the end its start values are copied.
 
         Args:
             wavefront: the wavefront to compute.
@@ -430,7 +429,7 @@ class Recursion:
         self.carry(wavefront.number + 1)
 
     def step(self, wavefront: int, step: int, emissions: Emissions) -> None:
-        """Compute step number ``step`` of the chunks of a wavefront."""
+        """Compute step ``step`` of the chunks of a wavefront, in all blocks."""
         direction, tile_sbuf = self.direction, self.of(wavefront)
         before_sbuf, now_sbuf = tile_sbuf[:, direction.row_before(step)], tile_sbuf[:, direction.row(step)]
         blanks_sbuf, labels_sbuf = direction.blanks(before_sbuf), direction.own(before_sbuf)
@@ -517,7 +516,7 @@ def _finite_losses(group: Group, nll_hbm: nl.NkiTensor) -> nl.NkiTensor:
 
 @dataclass(frozen=True)
 class Posteriors:
-    """The recursion of beta, and the probabilities of the states, computed from alphas and betas.
+    """The recursion of beta, and the probabilities of the states, which are computed from alphas and betas.
 
     The columns of tiles are states, as in :class:`Direction`.
 
@@ -537,7 +536,7 @@ class Posteriors:
 
     @classmethod
     def make(cls, sequences: Sequences, log_probs_hbm: nl.NkiTensor, blank: int, nll_hbm: nl.NkiTensor) -> Posteriors:
-        """Allocate the tiles, and set beta at the last time step: each sequence is in the label after its target."""
+        """Allocate the tiles, and start beta: 0 (log 1) for the imaginary label after the last blank, else log 0."""
         group, layout = sequences.group, sequences.group.layout
         recursion = Recursion.make(group, False, sequences.may_skip_sbuf)
         ends_sbuf = recursion.direction.own(recursion.of(0)[:, recursion.direction.carried])

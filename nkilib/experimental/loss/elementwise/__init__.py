@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Elementwise losses of ``torch.nn.functional`` on the elementwise skeleton: a file per loss, with its definition, its
-kernels, its reference and its registry entry.
+"""Elementwise losses of ``torch.nn.functional``: a file per loss, with its definition, its kernels, its reference and
+its registry entry.
 
 - regression: ``mse``, ``l1``, ``smooth_l1`` (Huber loss too);
 - likelihoods: ``gaussian_nll``, ``poisson_nll``, ``kl_div``;

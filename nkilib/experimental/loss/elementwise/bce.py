@@ -134,9 +134,9 @@ class Bce:
 
 
 def _log(piece: Piece, raised_sbuf: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Return a tile of A, and a scratch tile that may be reused.
+    """Return a tile of A, and a scratch tile that may be reused; ``raised_sbuf`` is overwritten.
 
-    A small x is scaled up before the logarithm, which is corrected afterwards.
+    A small x is multiplied by 2^81 before the logarithm; log(2^81) is subtracted afterwards.
     """
     log_sbuf, added_sbuf = piece.float32(), piece.float32()
     # 2^81 is a bfloat16, which Vector writes fast
@@ -150,9 +150,9 @@ def _log(piece: Piece, raised_sbuf: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiT
 
 
 def _log_of_complement(piece: Piece, lowered_sbuf: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Return a tile of B, and a scratch tile that may be reused.
+    """Return a tile of B, and a scratch tile that may be reused; ``lowered_sbuf`` is overwritten.
 
-    A constant is added to 1 - x, so that the logarithm is finite at x = 1, where the result is lowered to -100.
+    A constant is added to 1 - x, so that the logarithm is finite at x = 1. There a subtraction makes the result -100.
     """
     log_sbuf, rounded_sbuf = piece.float32(), piece.float32()
     complement_sbuf = piece.float32()

@@ -232,9 +232,9 @@ class BceWithPositiveWeightReference:
         return Derived.of_units(loss, (weighted, below, above), own, {"softplus": weighted})
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return the derivatives (1 - t) - w sigmoid(-x) for the input and (p - 1) softplus(-x) - x for the target.
+        """Return the derivatives and their errors.
 
-        Errors are returned too.
+        They are (1 - t) - w sigmoid(-x) for the input and (p - 1) softplus(-x) - x for the target.
         """
         x, t, p = tensors[INPUT], tensors[TARGET], tensors[POSITIVE_WEIGHT]
         positive, negative, sigmoid = p * t, 1.0 - t, _sigmoid(-x)

@@ -112,8 +112,8 @@ def l1_loss_forward(
 ) -> nl.NkiTensor:
     """Compute the absolute error ``|x - t|`` of inputs x and targets t, elementwise, times a weight if there is one.
 
-    Equivalent to ``F.l1_loss(input, target, reduction=reduction)`` in PyTorch, computed in float32; with a weight, to
-    ``weight * F.l1_loss(input, target, reduction="none")`` and the reduction, whose mean is over elements.
+    Equivalent to ``F.l1_loss(input, target, reduction=reduction)`` in PyTorch, computed in float32. With a weight, the
+    reduction is applied to ``weight * F.l1_loss(input, target, reduction="none")``; its mean is over elements.
 
     Dimensions:
         E: elements of the input, E > 0, of any shape.

@@ -110,8 +110,8 @@ def mse_loss_forward(
 ) -> nl.NkiTensor:
     """Compute the squared error ``(x - t)^2`` of inputs x and targets t, elementwise, times a weight if there is one.
 
-    Equivalent to ``F.mse_loss(input, target, reduction=reduction)`` in PyTorch, computed in float32; with a weight, to
-    ``weight * F.mse_loss(input, target, reduction="none")`` and the reduction, whose mean is over elements.
+    Equivalent to ``F.mse_loss(input, target, reduction=reduction)`` in PyTorch, computed in float32. With a weight, the
+    reduction is applied to ``weight * F.mse_loss(input, target, reduction="none")``; its mean is over elements.
 
     Dimensions:
         E: elements of the input, E > 0, of any shape.

@@ -278,8 +278,8 @@ def huber_loss_forward(
     """Compute Huber's loss, elementwise: ``d^2 / 2`` up to ``|d| = delta``, ``delta (|d| - delta / 2)`` beyond, with
     ``d = input - target``, times a weight if there is one.
 
-    Equivalent to ``F.huber_loss(input, target, reduction=reduction, delta=delta)`` in PyTorch, computed in float32;
-    with a weight, to ``weight * F.huber_loss(input, target, reduction="none", delta=delta)`` and the reduction.
+    Equivalent to ``F.huber_loss(input, target, reduction=reduction, delta=delta)`` in PyTorch, computed in float32.
+    With a weight, the reduction is applied to ``weight * F.huber_loss(input, target, reduction="none", delta=delta)``.
 
     Dimensions:
         E: elements of the input, E > 0, of any shape.

@@ -3,14 +3,14 @@
 
 """The division of positions and classes into blocks and parts, which the body of a loop processes one after another.
 
-*Rows* are the classes or positions that a core works on, N positions, D features, X [N, D]. Rows that are known when
-the kernel is built are a :class:`Span`; a :class:`Block` may start at a loop variable.
+*Rows* are the classes or positions that a core works on. A range of rows that is known when the kernel is built is a
+:class:`Span`; a :class:`Block` may start at a loop variable. N is the number of positions, and D of features.
 
 :func:`plan_blocks` divides the rows of a core into the blocks of a device loop and the blocks after it
 (:class:`BlockSchedule`). The body of the loop is called with a :class:`Step`. The positions of a forward are split into
 blocks (:class:`PositionSplit`, :func:`unrolled_positions`, :func:`looped_positions`); very many positions of a backward
 are split into parts (:class:`PositionParts`, :func:`position_parts`). :func:`cut`, :func:`balanced_spans` and
-:func:`shares_of_cores` divide rows into spans. The number of blocks of an iteration is a multiple of :data:`WINDOW`.
+:func:`shares_of_cores` divide rows into spans.
 """
 
 from __future__ import annotations
@@ -109,11 +109,11 @@ class Step:
         block: the block to work on.
         number: in the loop the number of the step within its iteration; after the loop the number of the block in the
             schedule. It selects the buffer slot.
-        loaded: the number of the block's first rows that are loaded already, by the previous step (:attr:`following`)
-            or before the first step (:attr:`BlockSchedule.opening`).
-        following: the first rows of the next block, whose loads this step issues; None if there are none. Within an
-            iteration they are the whole block; at its end they are as many whole tiles of 128 as the block after the
-            loop also has.
+        loaded: how many of the block's first rows are loaded already, by the previous step (:attr:`following`) or
+            before the first step (:attr:`BlockSchedule.opening`).
+        following: the first rows of the next block, whose loads this step issues; None if there are none. They are the
+            whole next block, except at the end of an iteration: the next block may be the shorter one after the loop,
+            so only as many tiles of 128 rows are loaded as both blocks have.
     """
 
     block: Block
@@ -128,7 +128,7 @@ def _block_or_none(first: int | nisa.NkiScalar, size: int) -> Block | None:
 
 @dataclass(frozen=True)
 class BlockSchedule:
-    """The blocks of a core: a device loop of ``iterations`` iterations, and then the rest.
+    """The blocks of a core: a device loop of ``iterations`` iterations, and then the blocks ``rest``.
 
     An iteration has ``blocks_per_iteration`` blocks of ``size`` rows. A loop over equal blocks keeps a program small.
     NKI unrolls Python loops: a gradient of 128,256 classes would be half a million instructions. So equal blocks are
@@ -210,9 +210,9 @@ class BlockSchedule:
         return iteration
 
     def _loaded_of_rest(self, number: int) -> int:
-        """Return how many rows of block ``number`` after the loop the previous step has loaded.
+        """Return how many rows of block ``number`` of ``rest`` are loaded before the step of this block.
 
-        A step of the loop loads whole tiles, at most one block of the loop.
+        The last step of an iteration loads whole tiles, at most one block of the loop.
         """
         size = self.rest[number].size
         if self.iterations == 0 or number > 0:

@@ -73,7 +73,8 @@ def _most_of_longest_iterations(shares: list[Span], class_block: int, bodies: in
     """Return the ``most_bodies`` of :func:`plan_blocks` that gives the fewest iterations with at most ``bodies`` copies
     of the body.
 
-    A plan reserves room for blocks after the loop; if there are fewer of these, its iterations can be longer.
+    :func:`plan_blocks` reserves copies for blocks after the loop. If there are fewer such blocks, a larger
+    ``most_bodies`` still keeps to ``bodies`` copies, and the iterations get longer.
     """
     best, fewest = bodies, None
     for most in range(bodies, 2 * bodies + 2):
@@ -112,7 +113,7 @@ class ClassSchedule:
             division: the classes of each core.
             core: the number of the core.
             class_block: the largest number of classes of a block.
-            bodies: the largest number of blocks in the program.
+            bodies: the largest number of copies of the body in the program.
         """
         shares, shared = division
         bodies -= len(shared)
@@ -243,9 +244,7 @@ class ClassStream:
 
     @classmethod
     def make(cls, launch: LinearOperands, classes: int, has_factors: bool, staging: Staging | None) -> ClassStream:
-        """Allocate buffers for blocks of at most ``classes`` classes; ``has_factors`` says whether there are class
-        weights.
-        """
+        """Allocate buffers for blocks of at most ``classes`` classes; with ``has_factors`` also for class weights."""
         return cls(launch, [ClassTiles.make(launch, classes, has_factors) for _ in range(BUFFERS)], staging)
 
     def open(self, first: Step | None) -> None:
@@ -260,7 +259,7 @@ class ClassStream:
         return other is not None and (step.number - other.number) % BUFFERS == 0
 
     def advance(self, step: Step) -> ClassTiles:
-        """Return the operands of a step's block: load the rest of the block, and issue the loads of the next block."""
+        """Load what is missing of a step's block, and ``step.following``; return the operands of the step's block."""
         block, tiles = step.block, self.buffers[step.number % BUFFERS]
         missing = block.size - step.loaded
         if missing > 0:

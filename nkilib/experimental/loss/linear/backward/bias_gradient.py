@@ -8,10 +8,10 @@ G is computed one block at a time: some positions and some classes, in tiles of 
 If G is float32 or has the dtype of the bias, Vector sums the transposed block of G along the positions
 (:class:`BiasGradient`).
 
-If 16-bit products round G and the bias has another dtype, db is summed from G before it is rounded
+If 16-bit products round G and the bias has another dtype, db is summed from G before G is rounded
 (:class:`UnroundedBiasGradient`). GpSimd, which has little else to do, adds the float32 tiles of G to one another, and
-sums the result over its partitions once per block of classes. If the forward has kept the logits, Vector has time to
-add; then GpSimd multiplies and Vector adds, provided that there is no cap and G has one term.
+sums the result over its partitions once per block of classes. If the forward has kept the logits and they are not
+capped, Vector has time to add: it adds the tiles whose last step is a product, and GpSimd computes these products.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class UnroundedBiasGradient:
     Attributes:
         gradient_hbm: db, [V].
         sums_sbuf: the sum of the tiles of G so far, float32 [at most 128 positions, classes of a block].
-        free_sbuf: float32 tiles of one shape. Other computations use these tiles, but not once a block of G is
-            complete.
+        free_sbuf: float32 tiles of one shape, which :meth:`add` overwrites. Other computations have finished with them
+            when a block of G is complete.
         power: the power of two that G is multiplied by; None for 1.
         adds_on_vector: whether Vector adds the tiles whose last step is a product (:class:`.tile_maker.LastProduct`).
     """

@@ -73,12 +73,12 @@ class TileNeeds:
     """The SBUF and the instructions that a loss needs to compute its tiles of G, besides the products.
 
     Attributes:
-        columns: the float32 numbers in each partition for every tile of positions.
-        rows: the number of float32 rows as long as a block of classes, such as a bias.
+        columns: the number of float32 numbers in each partition, for each tile of 128 positions of the launch.
+        rows: the number of float32 rows, in each partition, as long as a block of classes, such as a bias.
         rings: the number of ring buffers of :data:`GRADIENT_SLOTS` float32 tiles.
         tiles: the number of further float32 tiles.
         numbers: the number of further float32 numbers per partition.
-        place_bytes: the bytes for each logit of a block, such as a table entry of :class:`IdTiles`.
+        place_bytes: the bytes for each logit of a block of G, such as a table entry of :class:`IdTiles`.
         opened: the number of ring buffers whose float32 tiles are kept between :meth:`TileMaker.open` and the
             computation of a tile, if several tiles are opened first; else 0. ``rings`` counts them too.
         instructions: the number of instructions of a tile.
@@ -110,8 +110,8 @@ class TileNeeds:
     def block_bytes(self, position_tiles: int, class_block: int, classes_of_tile: int, opened: int) -> int:
         """Return the bytes per partition of the tiles that depend on the plan.
 
-        These are a ring buffer of tiles and the class numbers, which every loss needs, further opened tiles, and
-        ``place_bytes`` for each logit.
+        Every loss needs a ring buffer of tiles and a row of class numbers. A loss may also need further opened tiles,
+        and ``place_bytes`` for each logit.
 
         Args:
             position_tiles: the number of tiles of positions of a block.
@@ -195,7 +195,7 @@ class BackwardSizes:
         itemsize: the bytes of an element of X and W.
         has_classes_first: whether W is [V, D].
         needs: the SBUF and the instructions that the loss needs for its tiles of G.
-        adds_to_weight: whether dW is added to a float32 sum.
+        adds_to_weight: whether dW is added to a float32 sum in HBM, the caller's or one over parts of the positions.
         keeps_logits: whether the logits are loaded from HBM, so that neither X^T nor W^T is needed.
         program_share: the fraction of a program's allowed instructions that the backward may use.
         weight_itemsize: the bytes of an element of W in HBM if W is cast while it is loaded; else 0.
@@ -239,9 +239,9 @@ class BackwardBuffers:
         weight_stripes: the number of buffers for stripes of W.
         input_results, weight_results: the number of buffers for tiles of dX, and for groups of tiles of dW, on their
             way to HBM.
-        weight_slices: the number of buffers for slices of W^T, if W^T streams while X^T of all positions stays in SBUF;
-            0 if W^T of a block of classes stays in SBUF.
-        streams_inputs: 1 if X^T streams too, in as many slices as W^T; 0 if X^T of all positions stays in SBUF.
+        weight_slices: the number of buffers for slices of W^T, if W^T streams; 0 if W^T of a block of classes stays in
+            SBUF.
+        streams_inputs: 1 if X^T streams together with W^T, with as many buffers for slices; else 0.
         shares_memory: 1 if tiles of X^T, for the logits, share the memory of X and W, for dW and dX; else 0.
         opened: the number of buffers in each ring of opened tiles; without effect if a loss opens no tiles ahead.
     """
@@ -271,9 +271,9 @@ class BackwardGeometry:
         stripe: the number of features of a stripe.
         buffers: the numbers of buffers.
         adds_to_weight: see :class:`BackwardSizes`.
-        weight_sums: the number of float32 buffers for values that groups of tiles of dW are added to: the caller's sum,
-            or the sums over earlier blocks of positions; 0 if nothing is added.
-        result_itemsize: the bytes of an element of dW, which is float32 if dW is a sum.
+        weight_sums: the number of float32 buffers of the size of a group of tiles of dW: one if ``adds_to_weight``, and
+            one if there are several blocks of positions, whose sums are added.
+        result_itemsize: the bytes of an element of dW; 4 if ``adds_to_weight``.
         has_classes_first: whether W is [V, D].
         position_blocks: the number of blocks of positions of the launch.
         option_bytes: the bytes per partition for the options of the loss, with the fewest opened tiles.
@@ -358,7 +358,7 @@ class BackwardGeometry:
         return self.program_share * limited_instructions(limit)
 
     def blocks_of_program(self, num_positions: int) -> float:
-        """Return how many blocks of classes of the largest size fit the limit of instructions, as a fraction."""
+        """Return how many blocks of ``class_block`` classes the limit of instructions allows, a fractional number."""
         return self.program_limit(num_positions) / self.instructions(num_positions, self.class_block)
 
     @property

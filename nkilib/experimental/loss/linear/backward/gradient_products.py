@@ -30,13 +30,12 @@ _UNITS_UNTIL_SUMMED = 1
 
 @dataclass
 class StreamLoads:
-    """The loads that are issued while a round is multiplied: pieces of X, of which some are loaded ahead, and W^T of
-    the next block.
+    """The loads that are issued during the products of a round: pieces of X, and W^T of the next block of classes.
 
     Attributes:
-        streams: the buffers.
-        positions: the positions of the round.
-        pieces: the pieces of X that are still to be loaded: the stripe of features and the tiles of positions of each.
+        streams: the buffers that are loaded.
+        positions: the block of positions of the round.
+        pieces: the pieces of X that are still to be loaded, each as its stripe of features and its tiles of positions.
         parts: the parts of W^T that are still to be loaded.
         parts_of_unit: the number of parts of W^T that are loaded during each unit.
         loaded: the loaded pieces of X that no unit has taken yet, in the order of their loads.
@@ -53,7 +52,7 @@ class StreamLoads:
 
     @classmethod
     def begun(cls, streams: BackwardStreams, round_: Round, stripes: list[Span], units: list[Unit]) -> StreamLoads:
-        """Return the loads of a round, after issuing loads of pieces of X into all buffers but one.
+        """Issue loads of pieces of X into all buffers but one, and return the remaining loads of a round.
 
         Args:
             stripes: the stripes of features.
@@ -91,10 +90,11 @@ class WeightGroups:
     """The groups of tiles of dW of a stripe, each accumulated in PSUM over the pieces of X.
 
     Attributes:
-        parts: the buffers that all rounds share.
+        parts: the buffers and objects that all rounds share.
         round: the round whose block of G is multiplied.
         groups: the groups of the stripe; none if dW is not wanted.
-        earlier: the loaded values that are added to the sums of the current group.
+        earlier: float32 tiles, loaded from HBM, that are added to the sums of the current group; none before the last
+            block of positions.
     """
 
     parts: SharedBuffers
@@ -108,10 +108,9 @@ class WeightGroups:
             self.groups = self.parts.weight_gradient.groups(self.round.classes, stripe)
 
     def add(self, unit: Unit, piece_sbuf: nl.NkiTensor | None) -> None:
-        """Add the product of a piece of X and G to the group of tiles of dW that ``unit`` names; do nothing if dW is
-        not wanted.
+        """Add the product of G and a piece of X to the group of dW of ``unit``; do nothing if dW is not wanted.
 
-        The last piece of the block of positions finishes the group.
+        After the last piece of the block of positions, store the group (:meth:`.WeightGradient.finish`).
 
         Args:
             piece_sbuf: the piece of X; None if dW is not wanted.
@@ -133,10 +132,10 @@ class WeightGroups:
 
 @dataclass(frozen=True)
 class GradientProducts:
-    """The products of a round: G times W (dX), and G times X (dW).
+    """The products of a round: G W for dX, and G^T X for dW.
 
     Attributes:
-        parts: the buffers that all rounds share.
+        parts: the buffers and objects that all rounds share.
     """
 
     parts: SharedBuffers
@@ -145,8 +144,8 @@ class GradientProducts:
         """Compute dX, dW and db from the block of G of a round.
 
         Args:
-            first_stripe_sbuf: the first stripe of W if the logits are kept. Then :class:`.logit_gradient.LogitGradient`
-                has computed dX of this stripe already. Otherwise it is ignored.
+            first_stripe_sbuf: the result of :meth:`.logit_gradient.LogitGradient.make`: the first stripe of W if the
+                logits are kept and dX is wanted (dX of this stripe is computed already), else None.
         """
         stripes, units = self.parts.streams.stripes_of_features, self._units(round_)
         keeps_logits = self.parts.plan.keeps_logits
@@ -226,9 +225,9 @@ class GradientProducts:
             self.parts.add_input(round_, stripe, tile, weight_sbuf)
 
     def _sum_inputs(self, round_: Round, stripe: Span, unit: int, units: int) -> None:
-        """Add up dX of one stripe over the cores, for the rows that belong to unit number ``unit`` of ``units``.
+        """Add up dX of ``stripe`` over the cores, during the next stripe of a core's last block of classes.
 
-        This is done for the last block of classes of a core, while the next stripe is computed.
+        In other blocks of classes, do nothing. Each unit of the next stripe (``unit`` of ``units``) adds some rows.
         """
         if self.parts.input_sum is None or not round_.is_last_of_core:
             return
@@ -239,8 +238,9 @@ class GradientProducts:
             self.parts.input_sum.add(round_.positions, stripe, unit - begins, units - begins)
 
     def _load_next(self, round_: Round) -> None:
-        """Load the operands that the next round starts with, except W^T and operands whose memory the pieces of X still
-        use.
+        """Load the first operands of the next round: rows, and slices of W^T, tiles of X^T or tiles of kept logits.
+
+        In shared memory only the first tile of X^T is loaded, because pieces of X still use the rest of the memory.
         """
         streams = self.parts.streams
         streams.load_rows(round_.next_classes, 0)

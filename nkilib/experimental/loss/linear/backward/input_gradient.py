@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The gradient of the input, dX = G W, float32 sums in HBM over blocks of classes and then over the cores.
+"""The gradient of the input, dX = G W, summed in float32 in HBM.
 
 N positions, D features, V classes; G is the gradient of the logits, W the weight. A *stripe* is a range of features, a
 *region* of dX a range of positions and of features.
 
-:class:`InputGradient` sums dX of a core over its blocks of classes, and :class:`InputSum` adds up the sums of the
-cores. Where both cores compute the same classes (:class:`.memory_plan.ClassCover`), each core adds only its own classes
-to dX (:class:`OwnClasses`).
+:class:`InputGradient` sums dX of a core over the core's blocks of classes, and :class:`InputSum` adds up the sums of
+all cores. Where both cores compute the same classes (:class:`.memory_plan.ClassCover`), each core adds only its own
+classes to dX (:class:`OwnClasses`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class InputGradient:
     power: PowerOfTwo | None
 
     def restart(self) -> None:
-        """Restart the ring buffer of the results, at the start of a block."""
+        """Restart the ring buffer of the results, at the start of a round (:mod:`.rounds`)."""
         self.results.restart()
 
     def clear(self) -> None:
@@ -98,11 +98,11 @@ class InputGradient:
 
 @dataclass(frozen=True)
 class InputSum:
-    """The sum of dX over the cores, rounded once, by DMA alone; each core sums an equal share of the rows.
+    """The addition of the sums of all cores, by DMA, which rounds once; each core adds an equal share of the rows.
 
     Attributes:
-        gradient_hbm: dX, [N, D].
-        partials_hbm: for each core that has classes, its sum, float32 [N, D].
+        gradient_hbm: the result dX, [N, D].
+        partials_hbm: for each core that has classes, the core's sum, float32 [N, D].
         core: the number of this core, which has classes.
     """
 
@@ -143,7 +143,7 @@ class InputSum:
 
 @dataclass(frozen=True)
 class OwnClasses:
-    """A mask of a block of classes: 1 for the classes that belong to this core, 0 for other classes.
+    """A mask of the classes of the current block: 1 for those that belong to this core, else 0.
 
     Attributes:
         count: the number of classes that belong to this core.

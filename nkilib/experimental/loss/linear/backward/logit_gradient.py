@@ -30,7 +30,7 @@ class LogitGradient:
     """The computation of a block of G in a round.
 
     Attributes:
-        parts: the buffers that all rounds share.
+        parts: the buffers and objects that all rounds share.
     """
 
     parts: SharedBuffers
@@ -38,9 +38,9 @@ class LogitGradient:
     def make(self, round_: Round) -> nl.NkiTensor | None:
         """Compute the block of G of a round.
 
-        If the scores are computed here, the last tiles of G are left untransposed, and None is returned. If the scores
-        are kept from the forward, Tensor is idle; then dX of the first stripe is computed too, some tiles behind G, and
-        the first stripe of W is returned.
+        If the scores are computed here, return None; :class:`.gradient_products.GradientProducts` transposes the last
+        tiles of G. If the scores are kept from the forward, Tensor is idle: then all tiles are transposed here, db and
+        dX of the first stripe are computed too, and the first stripe of W is returned (None if dX is not wanted).
         """
         if self.parts.streams.slices is not None:
             self._make_streamed(round_, self.parts.streams.slices)
@@ -56,9 +56,7 @@ class LogitGradient:
         return weight_sbuf
 
     def _first_inputs(self, round_: Round) -> dict[int, list[nl.NkiTensor]]:
-        """Return the first tiles of X^T or of the kept scores, as many as there are buffers, by number of the tile of
-        positions.
-        """
+        """Return the buffers of the first tiles of X^T or of kept scores, by the number of the tile of positions."""
         streams = self.parts.streams
         streams.restart_inputs()
         loaded = [streams.next_inputs()]
@@ -181,7 +179,7 @@ class LogitGradient:
     def _transpose_later(self, round_: Round, tile: int, stripe: Span, weight_sbuf: nl.NkiTensor | None) -> None:
         """Transpose tile ``tile`` of the block if the block has a tile of this number.
 
-        If the logits are kept from the forward, also multiply an earlier tile by a stripe of W, for dX.
+        If the logits are kept from the forward, also compute dX of an earlier tile, for one stripe of W.
         """
         if 0 <= tile < round_.tiles:
             self.parts.transpose(round_, tile, self.parts.transpose_banks)
@@ -190,8 +188,7 @@ class LogitGradient:
             self.parts.add_input(round_, stripe, earlier, weight_sbuf)
 
     def _make_tile(self, tile: int, number: int, opened: list[nl.NkiTensor], place: TilePlace) -> LastProduct | None:
-        """Compute a tile of G except for its last product, and return this product to be issued later; None if there is
-        none.
+        """Compute a tile of G except for its last product; return this product, which is issued later, or None.
 
         Args:
             tile: the number of the tile of positions in the block.

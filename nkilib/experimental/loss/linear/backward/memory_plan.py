@@ -273,11 +273,10 @@ def require_fitting_plan(function: str, tiling: LinearTiling, plan: BackwardPlan
 
 
 def program_share(parts: PositionParts) -> float:
-    """Return the fraction of a program's allowed instructions that one copy of the code for a part of the positions may
-    have.
+    """Return the fraction of a program's allowed instructions that the backward of one part of the positions may use.
 
-    All copies together may have as many instructions as a program for more than :data:`.geometry.POSITIONS_OF_PROGRAM`
-    positions.
+    All copies of the backward in the program share the allowed instructions. A launch that is split is allowed as many
+    as a launch of more than :data:`.geometry.POSITIONS_OF_PROGRAM` positions, even if its parts have fewer positions.
     """
     has_few = parts.size <= POSITIONS_OF_PROGRAM
     return (2.0 if parts.is_split and has_few else 1.0) / parts.copies
@@ -288,8 +287,8 @@ class ClassBlocks:
     """The blocks of classes of a core.
 
     Attributes:
-        lead: the number of classes of a block before the device loop; 0 if there is no such block.
-        blocks: the blocks in the loop, and after it.
+        lead: the number of classes of the block before the device loop; 0 if there is no such block.
+        blocks: the blocks in the loop and after it.
     """
 
     lead: int
@@ -337,9 +336,9 @@ def _blocks_of_two_copies(plan: BackwardPlan, shares: list[Span], core: int) -> 
 def _usual_blocks(plan: BackwardPlan, shares: list[Span], core: int, num_positions: int) -> ClassBlocks:
     """Return the blocks of a core that take the least time.
 
-    If the program has no room for the instructions of all blocks, they are a device loop and the blocks after it. If
-    there is room for more, a short block comes before the loop: the first block stores its dX, which takes less time
-    than adding it to the sum, and the loop's last block can load a whole block ahead.
+    If the program has no room for the instructions of all blocks, there is a device loop with blocks after it. If there
+    is room for a further copy, a short block comes before the loop: this block stores its dX, which takes less time
+    than adding dX to the sum.
     """
     most = plan.class_tiles * PARTITIONS
     allowed = plan.blocks_of_program(num_positions)
@@ -431,9 +430,9 @@ class ClassCover:
         return self.first == self.own.first and self.iterations * self.size == self.own.size
 
     def synchronise(self, gradients_hbm: list[nl.NkiTensor]) -> None:
-        """Wait at a barrier for the other core, at the end of an iteration, if both cores write some classes.
+        """Wait for the other core at a barrier, at the end of an iteration, if there are shared classes.
 
-        One core writes these classes in its first iterations, the other core in its last.
+        One core writes the shared classes in its first iterations, the other core in its last.
 
         Args:
             gradients_hbm: the gradients that both cores write, dW and db.
@@ -452,8 +451,7 @@ class ClassCover:
 
 
 def planned_cover(plan: BackwardPlan, shares: list[Span], core: int, num_positions: int) -> ClassCover | None:
-    """Return the single loop of a core; None if the program has room for several copies of the body, or no such loop
-    exists.
+    """Return the single loop of a core; None if the program has room for several copies of the body, or no loop fits.
 
     The loop needs more than one block of positions, and at least as many classes in the vocabulary as one loop covers.
     If the cores share classes, dW must not be added to an earlier sum, because both cores would add it. There must also

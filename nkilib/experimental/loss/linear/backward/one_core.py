@@ -220,7 +220,7 @@ class _PartSums:
     Attributes:
         gradients: the gradients of the launch.
         share: the classes of this core.
-        has_classes_first: dW is [V, D].
+        has_classes_first: whether dW is [V, D]; else it is [D, V].
         weight_sum_hbm: the float32 sum of dW: a separate tensor, dW itself if it is float32, or the caller's sum; None
             if dW is not wanted.
         part_bias_hbm: db of a part, float32 [V]; None if db is not wanted.
@@ -316,7 +316,7 @@ def _write_in_parts(
 
     Args:
         operands, gradients: the operands and gradients of all positions.
-        parts: the parts of the positions, several.
+        parts: the parts of the positions, at least two.
         write: a function that computes the gradients of a block of positions and stores them in the given tensors; dW
             is added to the values there.
     """
@@ -348,7 +348,7 @@ def write_gradients_of_positions(
     Args:
         operands, gradients: the operands and gradients of all positions.
         parts: the parts of the positions.
-        sizes: the sizes of a part; the number of positions in it is replaced for each part.
+        sizes: the sizes of a part; ``num_positions`` is replaced by the size of each part.
         tiling: the tiling of a part.
         problem_of: a function that returns the problem of a block of positions.
     """

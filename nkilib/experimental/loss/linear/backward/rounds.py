@@ -47,15 +47,16 @@ _PREPARED_AHEAD = 0.7
 
 @dataclass(frozen=True)
 class Round:
-    """The work on a block of classes and a block of positions, with the blocks that follow.
+    """The work on a block of classes and a block of positions, and what it loads for the next round.
 
     Attributes:
         classes, positions: the blocks.
-        next_classes: the classes whose W^T is to be loaded during this round; None if there are none, or if they are
-            loaded already.
-        next_positions: the positions whose X^T is to be loaded during this round; None if there are none.
-        is_first_of_core, is_last_of_core: whether the block of classes is the core's first, or last.
-        is_first, is_last: whether the block of positions is the first, or last.
+        next_classes: the first classes of the next block, whose W^T is loaded during this round; None if the next round
+            has the same block of classes, or if no classes are loaded ahead.
+        next_positions: the block of positions of the next round; None if this is known to be the core's last round.
+        is_first_of_core, is_last_of_core: whether the block of classes is known, when the kernel is built, to be the
+            core's first or last one.
+        is_first, is_last: whether the block of positions is the first or last one.
     """
 
     classes: Block
@@ -83,10 +84,10 @@ class Unit:
 
     Attributes:
         number: the number of the unit within its stripe.
-        tiles: the tiles of positions whose dX is computed.
-        piece: the tiles of positions of the piece of X.
-        group: the number of the group of tiles of dW.
-        loads: whether the piece has to be loaded.
+        tiles: the tiles of positions, counted in the block of positions, whose dX is computed.
+        piece: the tiles of positions, counted in the block of positions, that the piece of X has.
+        group: the number, within the stripe, of the group of tiles of dW that the product is added to.
+        loads: whether the unit needs another piece than the unit before it, which has to be loaded.
     """
 
     number: int
@@ -127,12 +128,11 @@ def _banks() -> list[nl.NkiTensor]:
 def _logit_tiles(
     pair: OperandPair, plan: BackwardPlan, banks_psum: list[nl.NkiTensor], shared: TileMaker | None
 ) -> LogitTiles:
-    """Return the tiles in which the logits of an operand pair are computed, in PSUM banks that other work uses at other
-    times.
+    """Return the banks of PSUM and the tiles of SBUF in which the logits of an operand pair are computed.
 
     If the scores stay (:attr:`OperandPair.scores_stay`), SBUF has as many tiles of scores as the plan opens at a time.
-    To save memory, logits plus bias may be stored in the tiles of ``shared``, the tile maker of G. If ``shared`` is
-    None, logits plus bias have separate tiles.
+    If ``shared`` is None, logits plus bias have separate tiles. If ``shared`` is the tile maker of G, memory is saved:
+    logits plus bias are stored in the tiles of the tanh or in tiles of ``shared``, where that is possible.
     """
     has_softcap, opened = pair.softcap is not None, plan.buffers.opened if pair.scores_stay else GRADIENT_SLOTS
 
@@ -156,15 +156,15 @@ class SharedBuffers:
 
     Attributes:
         operands: X and W whose gradients are computed.
-        plan: the plan of the kernel.
+        plan: the plan of the backward.
         core: the number of this core.
         positions: the blocks of positions.
         streams: the buffers of the operands that stream.
-        logits: for each operand pair, the tiles that compute logits, if logits are not kept.
+        logits: for each operand pair, the tiles in which its logits are computed; unused if logits are kept.
         tiles: the tile maker of G.
         block: the block of G.
-        transpose_banks: the banks of PSUM for transposes while logits are computed.
-        input_banks: the banks of PSUM for dX, and for transposes while dW is computed.
+        transpose_banks: the banks of PSUM for transposes in the first half of a round.
+        input_banks: the banks of PSUM for dX, and for transposes in the second half of a round.
         input_gradient, input_sum, weight_gradient, bias_gradient: the objects that compute dX, its sum over the cores,
             dW and db; None for gradients that are not wanted.
         own_classes: the mask of the core's own classes in a block, for dX; None if no block has classes of the other
@@ -294,9 +294,7 @@ class SharedBuffers:
         self.tiles.prepare(round_.positions, 0, *shares)
 
     def transposed_later(self, round_: Round) -> int:
-        """Return how many further tiles are computed before a tile is transposed, so that Tensor need not wait for the
-        tile.
-        """
+        """Return how many further tiles are computed before a tile is transposed, so that Tensor does not wait."""
         has_few = round_.tiles <= _FEW_TILES and not self.tiles.opens_groups and not self.plan.keeps_logits
         return _FEW_TRANSPOSED_LATER if has_few else TRANSPOSED_LATER
 
@@ -328,9 +326,9 @@ class SharedBuffers:
         self.input_gradient.add_tile(self.block, weight_sbuf, place_hbm, tile, classes, is_first)
 
     def load_stripe(self, round_: Round, stripe: Span) -> nl.NkiTensor | None:
-        """Load a stripe of W for the classes of a round, and return its buffer.
+        """Load a stripe of W for the classes of a round, for dX, and return its buffer; None if dX is not wanted.
 
-        Return None if dX is not wanted, because only dX needs this W.
+        Rows of W for classes of the other core are set to 0 (:class:`.input_gradient.OwnClasses`).
         """
         if self.input_gradient is None:
             return None

@@ -111,8 +111,8 @@ class StreamMemory:
     def pieces(self) -> Ring:
         """Return the ring buffer of pieces of X, [128, tiles of positions, stripe].
 
-        In shared memory pieces have the second half. The next tile of X^T overwrites the last stripe of W in the first
-        half, because that stripe is read before the last piece of X.
+        In shared memory pieces have the second half, and stripes of W the first half. The last stripe of W is read
+        before the last piece of X, so the next tile of X^T is loaded into the first half.
         """
         buffers = self.plan.buffers
         return self._ring(buffers.pieces, 1, buffers.tiles_of_piece, self.plan.stripe)
@@ -212,8 +212,7 @@ class WeightSlices:
     def is_loaded_ahead(self, classes: int) -> bool:
         """Return whether the first slices of a block of classes are loaded during the previous round.
 
-        This is so if the classes of one tile of logits are among the block's first ``classes`` classes, which are known
-        by then.
+        By then the first ``classes`` classes of the block are known; they must be enough for one tile of logits.
         """
         return classes >= self.plan.classes_of_tile
 
@@ -277,9 +276,9 @@ class WeightPart:
 
     Attributes:
         pair: the number of the operand pair.
-        classes: the classes, in HBM.
-        at: the index of the first of these classes in the block of classes.
-        span: a range of these classes (counted from 0) if W is [V, D], a range of features if W is [D, V].
+        classes: the classes, counted from the first class of W.
+        at: the index of the first of ``classes`` in the block of classes.
+        span: a range of ``classes``, counted from the first of these, if W is [V, D]; else a range of features.
     """
 
     pair: int
@@ -333,7 +332,7 @@ class PairBuffers:
         """Return the parts in which W^T of some classes is loaded; none if W^T has no buffer.
 
         Args:
-            classes: the classes, in HBM.
+            classes: the classes, counted from the first class of W.
             at: the index of the first of these classes in the block of classes.
             class_tiles: the number of tiles of classes of a block.
         """
@@ -367,8 +366,8 @@ class BackwardStreams:
     Attributes:
         plan: the plan of the kernel.
         kept: the logits that the forward kept; None if logits are computed.
-        slices: the slices of W^T, and X^T, if W^T streams; None if W^T stays in SBUF.
-        pairs: the buffers of each operand pair; the gradients are those of the first pair.
+        slices: the buffers of slices if W^T streams; None if W^T stays in SBUF.
+        pairs: the buffers of each operand pair; only gradients of the first pair are computed.
         rows: the vectors of one value per class; the biases come first.
         pieces: pieces of X, [128, tiles of positions, stripe].
         stripes: stripes of W, [128, tiles of classes, stripe].
@@ -479,10 +478,9 @@ class BackwardStreams:
         return [range(span.first, span.end) for span in cut(tiles, self.plan.buffers.tiles_of_piece)]
 
     def load_late(self, classes: Block, at: int, positions: Span) -> None:
-        """Load the operands of ``classes``, the last classes of a block from its class ``at`` on, which are not loaded
-        yet.
+        """Load the rows, and W^T or the first kept logits of ``positions``, for ``classes``.
 
-        With kept logits, also load the first logits of ``positions``, the first block of positions.
+        These are the last classes of a block, which are not loaded yet, from index ``at`` of the block on.
         """
         if classes.size == 0:
             return
@@ -506,9 +504,7 @@ class BackwardStreams:
             self._load_transposed_input(positions, 0)
 
     def load_second_inputs(self, positions: Span) -> list[list[nl.NkiTensor]]:
-        """Load the tiles of X^T after the first one, as many as there are buffers, and return them for each operand
-        pair.
-        """
+        """Load the tiles of X^T after the first one into the free buffers; return each tile's buffers, one per pair."""
         if self.kept is not None or self.plan.keeps_inputs:
             return []
         return [self._load_transposed_input(positions, tile) for tile in range(1, self.opening_inputs(positions))]

@@ -58,18 +58,18 @@ class TilePlace:
 
 @dataclass(frozen=True)
 class LastProduct:
-    """The last step of a tile of G: a product and the rounding.
+    """The last step of a tile of G: a product and its rounding.
 
-    This step is issued after the next tile's exponentials, so that Scalar does not wait for it.
+    The caller issues this step after the exponentials of the next tile, so that Scalar does not wait.
 
     Attributes:
-        dst_sbuf: the tile, rounded.
+        dst_sbuf: the result, the rounded tile.
         values_sbuf: the values that are multiplied, float32.
         factor_sbuf: the factor of each position, float32 [rows, 1]; None for 1.
         sums_sbuf: float32 sums of the tile's shape, to which the product is added before it is rounded; None if there
             are none.
         begins_sums: whether the product is stored as the sums instead of being added.
-        adds_on_vector: whether Vector adds to the sums when GpSimd multiplies; only with a factor.
+        adds_on_vector: whether Vector adds to the sums, and not GpSimd; only with a factor.
     """
 
     dst_sbuf: nl.NkiTensor
@@ -82,11 +82,11 @@ class LastProduct:
     def issue(self, on_gpsimd: bool) -> None:
         """Issue the product, the rounding and the addition to the sums.
 
-        If there are sums and Vector does not add, Scalar multiplies, and GpSimd rounds and adds. Scalar rounds if there
-        is nothing to multiply and GpSimd is not free.
+        If GpSimd adds to the sums, Scalar multiplies and GpSimd rounds; but Scalar rounds if there is no factor and
+        ``on_gpsimd`` is False. If GpSimd does not add, the engine that multiplies also rounds.
 
         Args:
-            on_gpsimd: whether GpSimd multiplies, if it is idle; it is half as fast as Scalar.
+            on_gpsimd: whether GpSimd is idle. Then it multiplies, unless it adds; it is half as fast as Scalar.
         """
         if self.sums_sbuf is not None and not self.adds_on_vector:
             self._multiply(self.values_sbuf)
@@ -158,8 +158,8 @@ class TileMaker(Protocol):
 
         Args:
             positions: the block of positions.
-            skipped: the number of classes from the class that :meth:`begin` or :meth:`advance` has set to the first
-                class of the block of classes.
+            skipped: the first class of the block of classes, counted from the class that :meth:`begin` or
+                :meth:`advance` has set.
             done, end: the fraction of the block's tiles that is prepared before the call, and after it, from 0 to 1.
         """
 
@@ -167,7 +167,7 @@ class TileMaker(Protocol):
         """Begin tile ``number``, and return the values computed from its scores that :meth:`make_tile` needs.
 
         Args:
-            number: the number of the tile.
+            number: the running number of the tile, which selects its buffer slots.
             scores: for each operand pair the logits, or under a cap ``tanh(logit / cap)``, float32 [rows, classes]; in
                 PSUM or in SBUF.
             place: the positions and classes of the tile.
@@ -176,11 +176,10 @@ class TileMaker(Protocol):
     def make_tile(
         self, number: int, dst_sbuf: nl.NkiTensor, opened: list[nl.NkiTensor], place: TilePlace
     ) -> LastProduct | None:
-        """Compute tile ``number`` of G, and return its last product, which the caller issues later; None if there is
-        none.
+        """Compute tile ``number`` of G, and return its last product, which the caller issues later, or None.
 
         Args:
-            number: the number of the tile.
+            number: the running number of the tile.
             dst_sbuf: the result, [rows, classes], in the dtype of the products, or the tile's slot of
                 ``float32_tiles``.
             opened: the result of :meth:`open`; overwritten.

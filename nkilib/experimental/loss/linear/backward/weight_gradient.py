@@ -28,9 +28,9 @@ class WeightProduct:
     Attributes:
         bank_psum: the sum, float32 [rows, columns].
         classes, features: the classes within the block, and the features within the stripe.
-        has_classes_first: rows are classes and columns are features; else the reverse.
-        row_tile: the number of the tile of rows within its group.
-        first_column: the first column, counted within the group.
+        has_classes_first: whether rows are classes and columns are features; else the reverse.
+        row_tile: the index of the tile's rows in the group, in tiles of 128 rows.
+        first_column: the index of the tile's first column in the group.
     """
 
     bank_psum: nl.NkiTensor
@@ -44,8 +44,8 @@ class WeightProduct:
         """Add the product of G and X for one tile of positions to the sum.
 
         Args:
-            gradient_sbuf: G, [rows, classes of the block].
-            input_sbuf: X, [rows, stripe].
+            gradient_sbuf: G, [positions of the tile, classes of the block].
+            input_sbuf: X, [positions of the tile, features of the stripe].
             is_first: whether the product is stored instead of being added.
         """
         of_classes = gradient_sbuf[:, self.classes.first : self.classes.end]
@@ -71,8 +71,8 @@ class WeightGroup:
     Attributes:
         products: the tiles.
         place_hbm: the region of dW that the tiles cover, [rows, columns].
-        sum_hbm: the float32 values of this region that dW is added to; None if there are none.
-        scratch_hbm: the float32 sums of this region over the earlier blocks of positions; None if there is one block.
+        sum_hbm: the same region of the float32 sum that dW is added to; None without such a sum.
+        scratch_hbm: the float32 sums of the region over earlier blocks of positions; None for one block of positions.
     """
 
     products: list[WeightProduct]
@@ -104,14 +104,14 @@ class WeightGradient:
     Attributes:
         gradient_hbm: dW, in the layout of W.
         has_classes_first: whether the layout is [V, D].
-        sum_hbm: the float32 sum that dW is added to, in the layout of W; it may be ``gradient_hbm``. None if there is
-            none.
-        banks_psum: banks for sums, float32 [128, 512].
+        sum_hbm: the float32 sum that dW is added to, in the layout of W; it may be ``gradient_hbm``. None without such
+            a sum.
+        banks_psum: the banks that accumulate tiles of dW, float32 [128, 512].
         results: buffers for a group on its way to HBM, in the dtype of dW.
-        sums: float32 buffers for the values that a group is added to; empty if there are none.
-        scratch_hbm: float32 sums over blocks of positions, in the layout of W, of a block of classes; None for one
-            block of positions.
-        classes_of_tile: the number of classes of a product whose result is [features, classes].
+        sums: float32 buffers of a group, for parts of ``sum_hbm`` and ``scratch_hbm``; empty without both.
+        scratch_hbm: float32 sums of one block of classes over the blocks of positions so far, in the layout of W; None
+            for one block of positions.
+        classes_of_tile: the number of classes of a tile of dW if W is [D, V].
         group_tiles: the number of tiles of 128 rows that the buffers of a group have.
         power: the power of two that G is multiplied by; None for 1.
     """
@@ -163,7 +163,7 @@ class WeightGradient:
         )
 
     def restart(self) -> None:
-        """Restart the ring buffers, at the start of a block."""
+        """Restart the ring buffers, at the start of a round (a block of classes with a block of positions)."""
         self.results.restart()
         self.sums.restart()
 
@@ -217,11 +217,10 @@ class WeightGradient:
         )
 
     def load_earlier(self, group: WeightGroup, is_first: bool, is_last: bool) -> list[nl.NkiTensor]:
-        """Load the float32 values that are added to a group's sums over the last block of positions, and return their
-        buffers.
+        """Load a group's parts of ``scratch_hbm`` and ``sum_hbm``, which :meth:`finish` adds, and return the buffers.
 
-        The values are the sums over the earlier blocks of positions, and the caller's sum; before the last block
-        nothing is loaded. Call this when the sums begin, so that the values arrive in time.
+        Before the last block of positions, nothing is loaded, and the result is empty. Call this when the products of
+        the group begin, so that the values arrive in time.
 
         Args:
             is_first, is_last: whether the block of positions is the first or last one.
@@ -234,8 +233,8 @@ class WeightGradient:
     def finish(self, group: WeightGroup, loaded_sbuf: list[nl.NkiTensor], is_first: bool, is_last: bool) -> None:
         """Store the sums of a group over a block of positions.
 
-        Before the last block of positions, the sums are kept in the scratch memory. The sums of the last block are
-        added to the loaded values, rounded once and stored in dW.
+        Before the last block of positions, the sums are stored in ``scratch_hbm`` or added to it. The sums of the last
+        block are added to the loaded values, rounded once and stored in dW.
 
         Args:
             loaded_sbuf: the values that :meth:`load_earlier` has loaded.
@@ -268,7 +267,7 @@ class WeightGradient:
         return wide_sbuf
 
     def _sum(self, dst_sbuf: nl.NkiTensor, sum_psum: nl.NkiTensor, earlier_sbuf: list[nl.NkiTensor]) -> None:
-        """Compute a sum of products, divided by the power of two, plus the earlier values, which may be overwritten."""
+        """Store ``sum_psum`` divided by the power of two, plus the earlier values, which may be overwritten."""
         inverse: float | nl.NkiTensor = 1.0
         if self.power is not None:
             inverse = self.power.inverse_sbuf[0 : dst_sbuf.shape[0], :]
