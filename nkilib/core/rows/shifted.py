@@ -76,7 +76,7 @@ class ShiftedSums:
         sums_sbuf: the sums of chunks, [rows, batches, columns].
         exact_neg_max_sbuf: minus the maximum of a row's first chunk, in the type of the chunk, [rows, 1].
         row_neg_max_sbuf: -c of rows, [rows, batches]; named like the tile of minus the maximum in
-            :class:`.statistics.Statistics`, so that code can take either class.
+            :class:`.statistics.Statistics`, so that code can take either of the two.
         row_sum_sbuf, log_sum_sbuf: S and log S of rows, [rows, batches].
     """
 

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``LazyLogits``: the object that a fused output layer returns in place of logits, which are computed only if something
-needs them.
+"""``LazyLogits``: what a fused output layer returns in place of logits, computed only if something needs them.
 
 A function of torch with this object as an argument calls :meth:`LazyLogits.__torch_function__`, and a method calls
 :func:`_called`. Both call :func:`_applied`, which takes the first possible of three ways: record a function whose
