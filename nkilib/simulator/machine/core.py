@@ -84,7 +84,9 @@ class Launch:
         self.barrier.finish(self._number_of(core))
 
     def fail(self, core: int, failed_after: int | None) -> None:
-        """Record that a core has ended early. The other cores end when the error of the lowest core is certain.
+        """Record that a core has ended early.
+
+        Cores with lower numbers run on, because the launch raises the error of the failed core with the lowest number.
 
         Args:
             core: the number of the core.
@@ -111,10 +113,10 @@ class Launch:
         address: tuple[int, ...] | None,
         make: Callable[[], Storage],
     ) -> Storage:
-        """Return the storage of a tensor in shared HBM, which the first core that asks for it makes for all cores.
+        """Return the storage of a tensor in shared HBM. The first core that asks for the tensor makes the storage.
 
         Args:
-            position: the number of the tensor among those that a core makes in shared HBM, from 0.
+            position: the index of the tensor among the tensors that this core makes in shared HBM, from 0.
             shape: the shape of the tensor.
             dtype: the type of the tensor.
             address: the address that the kernel gives, or None.
@@ -140,8 +142,8 @@ class Launch:
         return storage
 
     def constant(self, key: Hashable, make: Callable[[], Storage]) -> Storage:
-        """Return the constant with the key ``key``, which the first core that asks for it makes by ``make`` for all
-        cores.
+        """Return the constant with the key ``key``, which all cores share. The first core that asks for it calls
+        ``make``.
         """
         with self.lock:
             if key not in self.constants:
@@ -152,7 +154,7 @@ class Launch:
 class Accumulators:
     """The accumulator registers of an engine, one float32 per partition.
 
-    ``lanes`` is a slice of the partitions.
+    The argument ``lanes`` of the methods is the slice of the partitions whose registers are meant.
 
     Attributes:
         values: the values of the registers.
@@ -201,18 +203,19 @@ class Accumulators:
 class Emitter(Protocol):
     """The interface that records instructions instead of running them; replay/ implements it.
 
-    The function of an instruction checks its operands and then describes its work by calls of these methods, through
-    the functions of ``engines/`` that otherwise do the work at once. A function that reads the elements of a tensor in
-    another way raises ``DataNeeded``; the emitter then records the instruction as a whole.
+    In ordinary launches, functions of ``engines/`` do the work of an instruction. While an emitter records, these
+    functions
+    call the methods below instead, which record the work. If an instruction reads elements of a tensor in another way,
+    ``DataNeeded`` is raised, and the emitter records a call of the whole instruction.
     """
 
     def elementwise(
         self, dst: View, tiles: Sequence[View], apply: Callable[..., object], reduction: Any, columns: Sequence[Any]
     ) -> None:
-        """Record an elementwise operation; see engines/rowwise.py, ``compute``."""
+        """Record an elementwise operation, with the arguments of ``compute`` in engines/rowwise.py."""
 
     def reduce_rows(self, dst: View, tile: View, reduce: Callable[..., object], reads_bfloat16: bool) -> None:
-        """Record a reduction of rows; see engines/rowwise.py, ``reduce_rows``."""
+        """Record a reduction of rows, with the arguments of ``reduce_rows`` in engines/rowwise.py."""
 
     def act(
         self,
@@ -223,15 +226,15 @@ class Emitter(Protocol):
         chosen: Sequence[View],
         may_refuse: bool,
     ) -> None:
-        """Record a call of ``function`` with arrays of tensors; see engines/actions.py, ``act``."""
+        """Record a call of ``function`` with arrays of tensors; the arguments are those of ``act`` in
+        engines/actions.py.
+        """
 
     def move(self, target: View, source: View) -> None:
         """Record a transfer; see engines/dma_endpoints.py, ``move``."""
 
     def multiply(self, dst: View, stationary: View, moving: View, is_added: bool) -> None:
-        """Record a matrix product that overwrites ``dst``, or with ``is_added`` is added to ``dst``; see
-        engines/tensor/accumulation.py.
-        """
+        """Record a matrix product. It is added to ``dst`` if ``is_added`` is true, and otherwise overwrites ``dst``."""
 
 
 class Core:
@@ -294,9 +297,7 @@ class Core:
         self._scratch: dict[str, npt.NDArray[np.float32]] = {}
 
     def state(self, kind: type[State]) -> State:
-        """Return the object of class ``kind`` that holds state of some instructions on this core; the first call
-        creates it.
-        """
+        """Return this core's object of class ``kind``, which keeps state of instructions; the first call creates it."""
         if kind not in self._states:
             self._states[kind] = kind()
         state: State = self._states[kind]
@@ -316,7 +317,7 @@ class Core:
 
     @property
     def is_traced(self) -> bool:
-        """Whether kernels follow the rules of the tracer: Python code cannot branch on a run-time value."""
+        """Whether the kernel runs under the rules of NKI's tracer, which refuses Python branches on run-time values."""
         return self.options.frontend == "tracer"
 
     @property
@@ -351,7 +352,7 @@ class Core:
         return self._shared_constants - 1
 
     def skip_numbers(self, count: int) -> None:
-        """Count ``count`` instructions as issued that are not run, because they repeat earlier ones."""
+        """Advance the count of issued instructions by ``count``, for instructions of skipped loop iterations."""
         self.issued += count
 
     def stop_deferring(self) -> None:

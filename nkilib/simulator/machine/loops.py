@@ -191,12 +191,12 @@ def check_equal_loop_counts(cores: Sequence[Loops]) -> None:
 
 
 class Skip(NamedTuple):
-    """The iterations of a loop that can be skipped, because they repeat the last iterations that have run.
+    """Iterations of a loop that can be skipped: the last iterations that have run would only be repeated.
 
     Attributes:
-        period: the number of last iterations that repeat together.
-        times: the number of repetitions.
-        instructions: the number of instructions in a period.
+        period: the number of iterations in the group that is repeated; the group ran last.
+        times: how many further repetitions of this group are skipped.
+        instructions: the number of instructions in one run of the group.
     """
 
     period: int
@@ -273,7 +273,7 @@ def name_of_body(body: Any) -> str:
 
 @dataclass(frozen=True)
 class RunTimeLoop:
-    """A loop of a kernel that counts to a register or a scalar, or runs until a register holds 0.
+    """A loop whose iteration count only the device knows, because its bound is a register or a scalar tensor.
 
     Attributes:
         name: the name of the function that is the body; the name of the loop function if there is none.

@@ -60,8 +60,10 @@ class PartialWrites(Observer):
     """A record of one core's writes after which the written tensor still had unwritten elements.
 
     Args:
-        seen: by the number of a storage, the written boxes with the line of the last write, in the order of the last
-            writes. The cores of a launch share ``seen``, because a core may read what the other core did not write.
+        seen: for each storage number, a dict from a written box to the ``file:line`` that wrote it last; the box that
+            was
+            written last stands last. All cores of a launch share ``seen``: a core may read elements that were left
+            unwritten by the other core.
     """
 
     def __init__(self, seen: dict[int, dict[_Box, str]]) -> None:

@@ -81,7 +81,7 @@ class Waits:
         return wait
 
     def release(self, waits: Iterable[Wait]) -> None:
-        """Remove waits whose condition holds from the record, and wake the threads."""
+        """Remove from the record the waits that are over, and wake the threads."""
         self.withdraw(waits)
         self.changed.notify_all()
 
@@ -366,10 +366,11 @@ class _Gathering:
 
 
 def _waits_for(gathering: _Gathering, participant: Participant) -> bool:
-    """Return whether an arriving core belongs to a gathering that has begun.
+    """Return whether an arriving core belongs to ``gathering``.
 
-    This holds if its rank is still missing and one of the participants waits for it. That participant has this rank
-    among its members, and the same core number, or one of the two acts for its whole rank.
+    Its rank must be a member that has not arrived yet, and it must match some core that has arrived: ``participant``
+    names
+    that core's rank as a member, and both have the same core number, or one of them acts for its whole rank.
     """
     if participant.rank not in gathering.members or participant.rank in gathering.come:
         return False
@@ -404,7 +405,7 @@ def _ranks(missing: list[int]) -> str:
 class World:
     """The ranks that run in parallel, each with a launch and memory of its own, and their collectives.
 
-    The class does not know what a collective does: a core that arrives passes terms, such as a shape, that must agree.
+    The class only passes items between ranks, and checks that the terms that they state, such as a shape, are equal.
 
     Args:
         ranks: the number of ranks.

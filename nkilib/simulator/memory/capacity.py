@@ -171,11 +171,11 @@ def _rooms(generation: Generation) -> tuple[_Room, _Room]:
 
 
 class _Uncounted(NamedTuple):
-    """The time in a tensor's lifetime that :class:`CertainUse` has not counted yet.
+    """A part of a tensor's lifetime that :class:`CertainUse` has not added to the use yet.
 
     Attributes:
-        last: the last instruction of this time.
-        before: the instruction before the first one.
+        last: the number of the last instruction of this part.
+        before: the number of the instruction just before this part.
         area: the area of the tensor, see :class:`LiveRange`.
     """
 
@@ -191,19 +191,22 @@ def _uncounted(life: LiveRange) -> _Uncounted:
 class CertainUse:
     """The space of a region that tensors certainly take, at each moment so far.
 
-    If an instruction touches a tensor that an earlier instruction has touched, the tensor has held data all the time in
-    between, whatever the rest of the kernel does. Lifetimes only grow, so that tensors that certainly overlap at one
-    moment also overlap at the end. If they take more than the region has, no placement exists, and
-    :func:`check_capacity` would fail at the end. (That function also finds kernels that fail because of gaps between
-    tensors.)
+    Between two instructions that touch a tensor, the tensor certainly holds data. Later instructions only lengthen
+    lifetimes, so that tensors that are live together now are live together at the end as well. If they take more than
+    the
+    region has, :func:`check_capacity` must fail at the end. (It also fails if tensors fit only without gaps between
+    them.)
 
-    Tensors that instructions touch are collected in a list, the *window*, which contains each tensor once. While the
-    highest use before the window and all tensors of the window fit together, nothing is computed. When they do not fit,
-    the uncounted times (:class:`_Uncounted`) of the window's tensors are added to the use, and a new window begins.
+    Tensors that instructions touch enter a list, the *window*, which contains each tensor once. Nothing is computed
+    while
+    the highest use before the window plus the areas of the window's tensors is at most the region's size. When it is
+    more,
+    the uncounted parts (:class:`_Uncounted`) of lifetimes in the window are added to the use, and a new window begins.
 
-    Only moments at which an uncounted time ends are kept: times that overlap also overlap where the first of them ends.
-    A later touch adds to all moments since the tensor's previous touch. So a moment can be dropped as soon as a later
-    moment takes as much space, and the first of the remaining moments takes the most.
+    Only moments at which an uncounted part ends are kept, as the use is highest at one of them. A moment is dropped
+    when a
+    later one has at least the same use: later touches add to the later one too. The first of those left has the most
+    use.
 
     Args:
         room: the size of the region, in bytes times quarters.
@@ -258,7 +261,7 @@ class CertainUse:
         return self._most <= self._room
 
     def _close(self) -> None:
-        """Count the lifetimes of the window's tensors up to their last use, and begin a new window."""
+        """Add the uncounted lifetimes of the window's tensors to the use, and begin a new window."""
         for span in sorted([*self._ended, *map(_uncounted, self._lives)]):
             self._add(*span)
         for life in self._lives:

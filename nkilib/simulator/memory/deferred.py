@@ -117,11 +117,12 @@ class Deferred(NamedTuple):
         sources: the memory in HBM from which the contents are computed, as matrices of the same shape; it must not
             change before the contents are computed.
         is_copy: whether the contents are a copy of the only source.
-        operands: other storages from whose elements the contents are computed, before these elements change.
+        operands: other storages that the contents are computed from; if one is to change, the contents are computed
+            first.
         reads_itself: whether the contents are computed from the memory of the view itself.
         may_grow: whether an instruction may add to the contents. They are then computed as soon as any element of the
             storage is read or overwritten, so that the grouping of the sum does not depend on other deferred contents.
-        depth: the number of nested deferred contents from which these are computed.
+        depth: 1 plus the depth of the deepest deferred content that is an input; 0 for copies and sums of products.
     """
 
     layout: Layout
@@ -151,13 +152,15 @@ class Part(NamedTuple):
     width: int
 
     def within(self, block: Rectangle) -> Block:
-        """Return the rows and columns of the content that a block inside ``place`` has."""
+        """Return the rows and columns of the content that lie in ``block``, which is inside ``place``."""
         top, _, left, _ = self.place
         columns = slice((block.left - left) // self.width, (block.right - left) // self.width)
         return slice(block.top - top, block.bottom - top), columns
 
     def divides(self, block: Rectangle) -> bool:
-        """Return whether the left and right edges of a block inside ``place`` are edges of elements of the content."""
+        """Return whether ``block``, which lies inside ``place``, cuts no element of the content at its left or right
+        edge.
+        """
         return (block.left - self.place.left) % self.width == 0 and (block.right - self.place.left) % self.width == 0
 
     def sources_within(self, block: Rectangle) -> list[npt.NDArray[Any]]:

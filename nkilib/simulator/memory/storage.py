@@ -404,8 +404,9 @@ class Storage:
         return [source for part in self.parts for source in part.sources_within(part.block)]
 
     def _forget(self, block: Rectangle) -> None:
-        """Drop the deferred contents within ``block``; compute a content if an edge of the block cuts one of its
-        elements.
+        """Drop the deferred contents within ``block``.
+
+        If an edge of the block cuts an element of a deferred content, that content is computed instead.
         """
         for part in [*self.parts]:
             left = part.block.outside(block)
@@ -417,10 +418,10 @@ class Storage:
                 self._make(part)
 
     def _make(self, part: Part) -> None:
-        """Compute the elements of ``part``, one of ``parts``.
+        """Compute the elements of ``part``, one of ``parts``, and remove it from ``parts``.
 
-        The part stays in ``parts`` until its elements are in the storage's memory: contents that depend on the old
-        memory are computed first, and some of them (sums of products) read this content and thereby compute it.
+        Deferred contents of other storages that read the old memory are computed first. One of them may already compute
+        ``part``; then nothing remains to be done.
         """
         content = part.content
         if content.reads_itself:

@@ -155,7 +155,9 @@ class AnalysedCore:
         return frozenset(loaded)
 
     def last_done(self, model: TimeModel) -> Sequence[int]:
-        """Return, for each position, the number of the instruction up to the position that finishes last."""
+        """Return, for each position, the number of the instruction that finishes last among those up to this
+        position.
+        """
         if not self._last_done:
             latest_ns, latest = -1.0, 0
             for note in self.notes:

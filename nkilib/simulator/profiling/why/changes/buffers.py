@@ -68,9 +68,9 @@ def _with_more(study: Study, rings: Sequence[_Ring], further: int, program: Core
 
 
 def _rings(study: Study) -> tuple[list[_Ring], Mapping[str, str]]:
-    """Return the rings of tiles that instructions wait to overwrite, the one that is waited for most often first.
+    """Return the rings of tiles that instructions wait to overwrite, most waits first, and a text for each of them.
 
-    The second result is, for the line of each ring, a text about such a wait.
+    The text, by ``place`` of the ring, says which instruction waits until which other one has read the tile.
     """
     facts = study.facts
     waits: Counter[str] = Counter()
@@ -104,7 +104,7 @@ def _rings(study: Study) -> tuple[list[_Ring], Mapping[str, str]]:
 
 
 def more(study: Study) -> Iterator[Candidate]:
-    """Yield candidates with one, two or three more tiles for some lines that make tiles, the fewest tiles first."""
+    """Yield candidates that add one, two or three tiles to each of some rings, the fewest additional tiles first."""
     rings, waits = _rings(study)
     sets = [chosen for count in range(1, len(rings) + 1) for chosen in combinations(rings, count)]
     sizes = sorted(((chosen, further) for chosen in sets for further in _FURTHER), key=lambda one: len(one[0]) * one[1])
