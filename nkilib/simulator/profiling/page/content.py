@@ -138,10 +138,9 @@ class _Files:
         """Return ``name``, ``size`` (number of lines) and ``parts`` of each file; a part is (number of its first line,
         lines).
 
-        The parts of a long file contain only the lines near those in ``used``.
-
         Args:
-            used: the numbers of the lines that issue instructions, by the index of the file.
+            used: the numbers of the lines that issue instructions, by the index of the file. A long file has parts near
+                them.
         """
         paths = self._paths.values
         names = Counter(os.path.basename(path) for path in paths)

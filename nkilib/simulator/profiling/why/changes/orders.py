@@ -6,8 +6,7 @@
 A *program* is the recorded instructions of a core (its *steps*); a *site* is a call in the kernel. A *loop* is a
 stretch of the program in which the same sequence of calls repeats. Two orders are tried. Several iterations run
 together: the first call runs for all of them, then the second call, and so on. Or iterations overlap: the first part of
-the next iteration runs before the second part of this one. Tiles that an iteration writes and reads may then need
-further slots.
+the next iteration runs before the second part of this one. Tiles may then need further slots.
 
 An inner loop is many stretches with the same calls, which change together. The loop around it is tried as well.
 """
@@ -56,7 +55,7 @@ def _loops(program: CoreProgram, ignored: frozenset[Site] = frozenset()) -> list
 
     Args:
         program: the program of a core.
-        ignored: calls that cannot be the first of an iteration. To find outer loops, pass the calls of the inner loops.
+        ignored: calls that cannot begin an iteration: the calls of inner loops, to find the loops around them.
     """
     sites = [step.site if isinstance(step, Step) else None for step in program.steps]
     last: dict[Site, int] = {}
@@ -169,13 +168,11 @@ def _held(uses: Sequence[_Use], most: int) -> tuple[dict[tuple[int, int], int], 
     """Assign storages, round-robin, to the uses in the new order; return the storage of each use and the number of
     storages.
 
-    ``most`` storages are available, or those of the old order if they are more, and further ones when all are in use.
-    The
-    keys of the first result are pairs (storage, first step) of a use in the old order.
+    The keys of the first result are pairs (storage, first step) of a use in the old order.
 
     Args:
         uses: the uses of one operand.
-        most: the least number of storages.
+        most: the least number of storages; there are more if the old order had more, or if all are in use at one time.
     """
     slots = list(dict.fromkeys(use.storage for use in uses))
     slots += [slot_of(slots[0], _FIRST_SLOT + number) for number in range(len(slots), most)]
