@@ -46,12 +46,19 @@ class Launch:
     """The state that the cores of one kernel launch share.
 
     Attributes:
+        options: the options in force.
+        cores: the number of cores.
+        grid_dimensions: the number of dimensions of the launch grid.
+        barrier: the barrier of the cores.
         is_abstract: whether tensors have shapes and types but no memory; see terms/spec.py.
+        seat: the rank of the launch among launches that run in parallel; None for a launch without other ranks.
+        shared: the storages in shared HBM, in the order in which a core makes them.
         hbm_places: the tensors in shared HBM to which the kernel gives an address.
         kernel: the name of the launched kernel.
         compile_config: the compiler settings of the launched kernel, which also hold for the kernels that it calls.
         allows_other_configs: whether nested kernels may have other settings, which are then ignored.
-        seat: the rank of the launch among launches that run in parallel; None for a launch without other ranks.
+        constants: the storages of constants, by key.
+        lock: the lock for changes of ``shared`` and ``constants``.
         trips: the iteration counts of loops whose bounds only the device knows.
         left_out: the values that the launch does not compute; None if it computes all values, or has shapes only.
         scope: the scope of arguments and of other tensors that all cores share.
@@ -152,9 +159,7 @@ class Launch:
 
 
 class Accumulators:
-    """The accumulator registers of an engine, one float32 per partition.
-
-    The argument ``lanes`` of the methods is the slice of the partitions whose registers are meant.
+    """The accumulator registers of an engine, one float32 per partition. ``lanes`` is a slice of the partitions.
 
     Attributes:
         values: the values of the registers.
@@ -204,9 +209,8 @@ class Emitter(Protocol):
     """The interface that records instructions instead of running them; replay/ implements it.
 
     In ordinary launches, functions of ``engines/`` do the work of an instruction. While an emitter records, these
-    functions
-    call the methods below instead, which record the work. If an instruction reads elements of a tensor in another way,
-    ``DataNeeded`` is raised, and the emitter records a call of the whole instruction.
+    functions call the methods below instead, which record the work. If an instruction reads elements of a tensor in
+    another way, ``DataNeeded`` is raised, and the emitter records a call of the whole instruction.
     """
 
     def elementwise(
@@ -249,7 +253,7 @@ class Core:
         loops: the dynamic loops and ``no_reorder`` regions around the current instruction.
         random: the random number generators of the engines.
         defers_results: whether elementwise results are deferred until they are read; see memory/deferred.py.
-        loads: the tiles that may have deferred contents.
+        loads: the tiles that may have deferred contents from HBM.
         hbm_places: the tensors in private HBM to which the kernel gives an address.
         name: the core's name in messages; empty if no other core runs.
         language_function: the name of the function of ``nki.language`` that is running, or empty.
@@ -259,9 +263,8 @@ class Core:
         tally: the counters that loops with skipped iterations update.
         at_end: checks to call at the end of the kernel.
         is_recorded: whether instructions are recorded for a replay.
-        unrepeatable: a short description of a side effect for which the kernel must run again in every launch; or
-            empty.
-        emitter: the receiver of instructions that are recorded instead of being run; else None.
+        unrepeatable: text about a side effect that a replay would not repeat; empty if there is none.
+        emitter: the object that records instructions instead of running them; None if instructions run.
     """
 
     def __init__(self, number: int, launch: Launch) -> None:
@@ -304,9 +307,7 @@ class Core:
         return state
 
     def add_name(self, name: str) -> None:
-        """Record that an instruction with ``name=name`` was issued in the current scope.
-
-        Checks of the stated order of named instructions use this record.
+        """Record, for checks of the order of named instructions, that ``name=name`` was used in the current scope.
 
         Raises:
             ArgumentTypeError: ``name`` is no string.
@@ -356,16 +357,14 @@ class Core:
         self.issued += count
 
     def stop_deferring(self) -> None:
-        """Compute every further result at once.
-
-        This method is called when all deferred results were read, so that deferring saves nothing.
+        """Compute every further result at once. Call this when all deferred results were read: deferring saves nothing
+        then.
         """
         self.defers_results = False
 
     def scratch(self, slot: str, elements: int) -> npt.NDArray[np.float32]:
-        """Return a float32 work buffer of ``elements`` elements with arbitrary content.
-
-        Later instructions reuse the buffer under the same name ``slot``.
+        """Return the float32 work buffer ``slot``, which instructions share: ``elements`` elements with arbitrary
+        content.
         """
         buffer = self._scratch.get(slot)
         if buffer is None or buffer.size < elements:

@@ -61,8 +61,7 @@ class PartialWrites(Observer):
 
     Args:
         seen: for each storage number, a dict from a written box to the ``file:line`` that wrote it last; the box that
-            was
-            written last stands last. All cores of a launch share ``seen``: a core may read elements that were left
+            was written last stands last. All cores of a launch share ``seen``: a core may read elements that were left
             unwritten by the other core.
     """
 
@@ -119,10 +118,11 @@ class PartialWriteWatch(Watcher):
 
 
 def where_unwritten(writes: PartialWrites | None, view: View, among: npt.NDArray[np.bool_] | None = None) -> str:
-    """Return text with the first and last unwritten elements of ``view``, and the line that wrote near the first.
+    """Return text with the first and last unwritten elements of ``view``, and the line that last wrote nearest to the
+    first.
 
     Args:
-        writes: the recorded writes, or None.
+        writes: the recorded writes; None leaves out the line.
         view: a static view with unwritten elements.
         among: a mask of the elements to consider, in the shape of the view; None for all.
     """

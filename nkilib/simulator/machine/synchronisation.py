@@ -269,7 +269,7 @@ class CoreBarrier:
             raise BarrierError(f"{meeting.place}: deadlock: {self._waits.describe()}")
 
     def finish(self, number: int) -> None:
-        """Record that a core has ended without an error; ``number`` is its number among all cores of the record of
+        """Record that a core has ended without an error; ``number`` counts the cores of all launches that share the
         waits.
         """
         with self._changed:
@@ -280,7 +280,7 @@ class CoreBarrier:
         """Record that a core has ended early.
 
         Args:
-            number: the number of the core among all cores of the record of waits.
+            number: the number of the core among the cores of all launches that share the waits.
             failed_after: the number of instructions that the core had issued; None if it ended because of another core.
         """
         self.is_aborted = True
@@ -369,8 +369,7 @@ def _waits_for(gathering: _Gathering, participant: Participant) -> bool:
     """Return whether an arriving core belongs to ``gathering``.
 
     Its rank must be a member that has not arrived yet, and it must match some core that has arrived: ``participant``
-    names
-    that core's rank as a member, and both have the same core number, or one of them acts for its whole rank.
+    names that core's rank as a member, and both have the same core number, or one of them acts for its whole rank.
     """
     if participant.rank not in gathering.members or participant.rank in gathering.come:
         return False
@@ -381,7 +380,9 @@ def _waits_for(gathering: _Gathering, participant: Participant) -> bool:
 
 
 def _mismatch(gathering: _Gathering, participant: Participant) -> str:
-    """Return text about ``participant`` and the lowest rank with different terms; empty if all agree."""
+    """Return text that names a term in which ``participant`` and another rank differ, the lowest such rank; else
+    empty.
+    """
     mine = {term.what: term.value for term in participant.terms}
     for rank in sorted(gathering.come):
         other = gathering.come[rank]

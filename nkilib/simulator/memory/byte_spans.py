@@ -46,8 +46,7 @@ def first_meeting(first: Sequence[Spans], second: Sequence[Spans]) -> tuple[int,
 
     Returns:
         The byte, the index in ``first`` and the index in ``second`` of the :class:`Spans` that contain it; None if
-        there is
-        no such byte.
+        there is no such byte.
     """
     starts, ends, owners = _together([*first, *second])
     is_first = owners < len(first)
@@ -122,8 +121,7 @@ class HbmPlaces:
 
         Returns:
             An error message if the tensor overlaps an earlier one; otherwise None. A tensor in HBM counts as needed
-            until
-            the kernel ends.
+            until the kernel ends.
         """
         mine = _PlacedTensor(low, low + nbytes, what)
         clash = next((other for other in self.places if other.low < mine.high and mine.low < other.high), None)

@@ -55,7 +55,7 @@ class LiveRange:
         storage: the number of the storage that holds the tensor.
         address: the first partition and first byte of a placed tensor, or None.
         first, last: the numbers of the first and the last instruction that touched the tensor; 0 if none did.
-        counted: the instruction up to which :class:`CertainUse` has counted the tensor.
+        counted: :class:`CertainUse` has added the tensor to the use up to the instruction with this number.
         window: the window of :class:`CertainUse` in which the tensor was last touched; 0 if there is none.
         earlier: first and last instruction of earlier lifetimes of a placed tensor; a lifetime ends when an instruction
             overwrites the whole tensor.
@@ -193,20 +193,17 @@ class CertainUse:
 
     Between two instructions that touch a tensor, the tensor certainly holds data. Later instructions only lengthen
     lifetimes, so that tensors that are live together now are live together at the end as well. If they take more than
-    the
-    region has, :func:`check_capacity` must fail at the end. (It also fails if tensors fit only without gaps between
+    the region has, :func:`check_capacity` must fail at the end. (It also fails if tensors fit only without gaps between
     them.)
 
     Tensors that instructions touch enter a list, the *window*, which contains each tensor once. Nothing is computed
-    while
-    the highest use before the window plus the areas of the window's tensors is at most the region's size. When it is
-    more,
-    the uncounted parts (:class:`_Uncounted`) of lifetimes in the window are added to the use, and a new window begins.
+    while the highest use before the window plus the areas of the window's tensors is at most the region's size. When it
+    is more, the uncounted parts (:class:`_Uncounted`) of lifetimes in the window are added to the use, and a new window
+    begins.
 
     Only moments at which an uncounted part ends are kept, as the use is highest at one of them. A moment is dropped
-    when a
-    later one has at least the same use: later touches add to the later one too. The first of those left has the most
-    use.
+    when a later one has at least the same use: later touches add to the later one too. The first of those left has the
+    most use.
 
     Args:
         room: the size of the region, in bytes times quarters.
@@ -454,9 +451,9 @@ class Peak(NamedTuple):
 
 
 def _peak(room: _Room, lives: Sequence[LiveRange], known: int) -> Peak:
-    """Return the peak of the bytes of a partition that are needed at one time, with the live tensors at that time.
+    """Return the largest number of bytes of a partition that is needed at one time, with the live tensors at that time.
 
-    If the peak is at most ``known`` bytes, the result is ``known`` without tensors.
+    If it is at most ``known`` bytes, the result is ``known`` without tensors.
     """
     are_placed = any([life.address is not None for life in lives])
     if not are_placed and room.bank >= room.nbytes and sum([life.nbytes for life in lives]) <= known:

@@ -400,7 +400,7 @@ class Storage:
 
     @property
     def deferred_sources(self) -> list[npt.NDArray[Any]]:
-        """The memory in HBM from which deferred contents are computed later; it must not change before."""
+        """The memory in HBM from which the deferred contents are computed. Call :meth:`settle` before it changes."""
         return [source for part in self.parts for source in part.sources_within(part.block)]
 
     def _forget(self, block: Rectangle) -> None:

@@ -22,8 +22,7 @@ def transposed(matrix: npt.NDArray[Any]) -> npt.NDArray[Any]:
     copy.
 
     Rows whose distance is a power of two share a few lines of a cache, and reading their columns takes six times as
-    long as
-    reading the columns of a copy.
+    long as reading the columns of a copy.
     """
     is_apart = matrix.size >= _SMALLEST_COPIED and matrix.strides[0] != matrix.shape[1] * matrix.itemsize
     return (matrix.copy() if is_apart else matrix).T

@@ -180,10 +180,8 @@ def row_maxima(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     NaN.
 
     The bit patterns are compared as integers, which needs no cast. As int16, non-negative numbers have their own order
-    and
-    exceed all negative numbers, which have the reverse order. So the maximum of a row of negative numbers is the
-    minimum of
-    its int16 patterns. A row has a NaN if its largest int16 or uint16 pattern exceeds that of an infinity.
+    and exceed all negative numbers, which have the reverse order. So the maximum of a row of negative numbers is the
+    minimum of its int16 patterns. A row has a NaN if its largest int16 or uint16 pattern exceeds that of an infinity.
     """
     signed, unsigned = values.view(np.int16), values.view(np.uint16)
     maxima = np.empty(values.shape[0], np.int16)

@@ -120,8 +120,7 @@ def _piece(inner: int, rows: int, columns: int) -> tuple[int, int]:
     """Return the height and the width of the pieces in which a product of shape (rows, columns) is computed.
 
     Each element of the product is a sum over ``inner`` elements. A piece is twice as wide as high if the product is
-    wide
-    enough, because BLAS copies both operands.
+    wide enough, because BLAS copies both operands.
     """
     most = _ONE_THREAD // inner
     height = _part(rows, isqrt(most // 2))
@@ -134,8 +133,7 @@ def _stacks(size: int, part: int) -> list[slice]:
     rest.
 
     The second slice also has length ``part``, so that it overlaps the first one, and is missing if there is no rest.
-    The
-    product is computed twice where the slices overlap.
+    The product is computed twice where the slices overlap.
     """
     rest = size % part
     return [slice(0, size - rest), slice(size - part, size)] if rest else [slice(0, size)]

@@ -107,8 +107,7 @@ class _TripsToRun:
         """Return the iteration counts of the first run.
 
         They are those that the argument ``trips`` states. If it is None, they are 0 for a kernel that states a maximum,
-        and
-        not stated for any other kernel.
+        and not stated for any other kernel.
         """
         if self.asked == _ALL:
             return self.all()

@@ -167,8 +167,7 @@ class DataDependent(NamedTuple):
         watched: tensors that both cores may access, one of them writing; each replay looks for races.
         divided: shared tensors whose rows the cores divide between them, with the rows that each core may access.
         unwritten: tensors without values at the beginning of the launch, if data decide which elements are written, or
-            if
-            rows are gathered before all are written. Each replay checks that it reads no unwritten element.
+            if rows are gathered before all are written. Each replay checks that it reads no unwritten element.
     """
 
     watched: frozenset[PlaceholderStorage]

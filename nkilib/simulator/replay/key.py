@@ -143,8 +143,7 @@ class _Collected:
         """Add an object by its ``id``, because it equals only itself.
 
         For a function, its code and the spec of its module are added too. The code may be replaced; and when a module
-        is
-        loaded again, names in the code refer to other functions.
+        is loaded again, names in the code refer to other functions.
         """
         self.parts += (type(value), id(value))
         self.kept.append(value)

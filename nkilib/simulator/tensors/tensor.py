@@ -512,8 +512,7 @@ class NkiTensor(AccessPatterns, PythonOperators):
         error.
 
         Examples of ``nki.language`` assert comparisons. On the device every tensor is true; a kernel that continued
-        with False
-        would behave differently there. In a launch on shapes the result is True.
+        with False would behave differently there. In a launch on shapes the result is True.
         """
         if self.storage.is_shape_only:
             return True

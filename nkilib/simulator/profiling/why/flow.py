@@ -10,7 +10,8 @@
 
 A *program* is the recorded instructions of a core (its *steps*); an *action* is the instruction of a step with its
 tensors. A *storage* is the memory of one tensor; a *part* is the bytes of it that one operand occupies. The *position*
-of an access is the index of the operand, or :data:`BESIDES`.
+of an access is the index of the operand; for other accesses, such as index tensors, it is
+:data:`BESIDES`.
 """
 
 from __future__ import annotations
@@ -235,8 +236,7 @@ def generations(flow: Flow, storages: frozenset[int], end: int) -> list[tuple[in
     """Return the uses of tiles, in the order of their beginnings.
 
     A use begins with the step that first writes to a tile. It ends, and the next use begins, with a step that writes to
-    the
-    tile after all data written before have been read for the last time.
+    the tile after all data written before have been read for the last time.
 
     Args:
         flow: the flow of the program.
@@ -245,8 +245,7 @@ def generations(flow: Flow, storages: frozenset[int], end: int) -> list[tuple[in
 
     Returns:
         For each use, the storage, the indices of its first and last step, and the index of the first step of the next
-        use
-        (``end`` for the last use).
+        use (``end`` for the last use).
     """
     uses: list[tuple[int, int, int, int]] = []
     for storage in storages:
