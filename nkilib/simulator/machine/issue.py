@@ -200,7 +200,7 @@ def check_written(core: Core, name: str, tensor: NkiTensor, is_read: npt.NDArray
 
 
 def check_operand(call: Call, rule: Operand, value: Any, like: Any) -> Any:
-    """Check that an operand satisfies ``rule``, and return it; a view with a run-time address becomes a static view.
+    """Check that an operand satisfies ``rule``, and return it; :func:`_resolve_indirect` converts a run-time address.
 
     Args:
         call: the instruction.

@@ -97,9 +97,9 @@ class LeftOut:
         self._without_values.add(origin)
 
     def all_wanted(self) -> set[Hashable]:
-        """Return the origins whose values the next launch must compute.
+        """Return the origins in :attr:`wanted`, and all origins from which this launch computed their values.
 
-        They are the origins in :attr:`wanted`, and all origins from which this launch computed their values.
+        An argument that was passed without values is left out, unless it is in :attr:`wanted`.
         """
         origins, left = set(self.wanted), list(self.wanted)
         while left:

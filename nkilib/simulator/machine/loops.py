@@ -191,11 +191,11 @@ def check_equal_loop_counts(cores: Sequence[Loops]) -> None:
 
 
 class Skip(NamedTuple):
-    """Iterations of a loop that can be skipped: the last iterations that have run would only be repeated.
+    """Iterations of a loop that can be skipped, because they would only repeat the last iterations that have run.
 
     Attributes:
-        period: the number of iterations in the group that is repeated; the group ran last.
-        times: how many further repetitions of this group are skipped.
+        period: the number of last iterations that are repeated as a group.
+        times: the number of skipped repetitions of this group.
         instructions: the number of instructions in one run of the group.
     """
 
@@ -273,7 +273,9 @@ def name_of_body(body: Any) -> str:
 
 @dataclass(frozen=True)
 class RunTimeLoop:
-    """A loop whose iteration count only the device knows, because its bound is a register or a scalar tensor.
+    """A loop whose iteration count only the device knows.
+
+    It counts to a register or an ``NkiScalar``, or runs until a register holds 0.
 
     Attributes:
         name: the name of the function that is the body; the name of the loop function if there is none.

@@ -35,8 +35,8 @@ class Issued:
 
     Attributes:
         definition: the definition of the instruction.
-        values: the arguments, in the order of ``definition.names``; the last one is ``name=``. A view with a run-time
-            address is replaced by the static view to which it points.
+        values: the arguments, in the order of ``definition.names``; the last one is ``name=``. A view whose
+            run-time address the core resolves is replaced by the static view to which it points.
         number: the number of the call on its core, from 1.
         engine: the engine that runs the call; before it is chosen, the default engine.
         reads: the tensors whose previous contents the instruction needs.

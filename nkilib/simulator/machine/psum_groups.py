@@ -189,10 +189,9 @@ class Piece:
 
 
 def _elements(painted: Numbers, piece: Piece, unit: int) -> Numbers:
-    """Return the entries of ``painted`` for the elements of a piece, as a view of shape (*shape of the piece, units).
+    """Return the entries of ``painted`` for the elements of a piece, with its shape and a last axis that counts units.
 
-    ``painted`` has one entry for each unit of ``unit`` bytes of the tensor; the last axis counts the units of an
-    element.
+    ``painted`` has one entry for each unit of ``unit`` bytes of the tensor; an element has one or more units.
     """
     units = piece.width // unit
     shape, strides, offset = piece.layout

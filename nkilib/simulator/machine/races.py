@@ -80,7 +80,7 @@ class _Access:
 def _checksum(values: npt.NDArray[Any], before: int) -> int:
     """Return a checksum of written values; ``before`` is the checksum of earlier writes to the same elements.
 
-    Of a large write, pieces at regular distances and the ends of rows are included, not all values.
+    A large write is only sampled, in pieces at regular distances and at the ends of rows.
     """
     if values.nbytes <= _CHECKSUM_BYTES:
         return zlib.crc32(values.tobytes(), before)

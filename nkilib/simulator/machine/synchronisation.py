@@ -380,9 +380,7 @@ def _waits_for(gathering: _Gathering, participant: Participant) -> bool:
 
 
 def _mismatch(gathering: _Gathering, participant: Participant) -> str:
-    """Return text that names a term in which ``participant`` and another rank differ, the lowest such rank; else
-    empty.
-    """
+    """Return text about the lowest rank whose terms differ from those of ``participant``; empty if no rank differs."""
     mine = {term.what: term.value for term in participant.terms}
     for rank in sorted(gathering.come):
         other = gathering.come[rank]

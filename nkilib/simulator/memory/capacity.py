@@ -12,7 +12,7 @@ The check at the end follows a core's instructions in program order. Wherever a 
 all live tensors can lie side by side. A tile of at most 32 partitions may start at partition 0, 32, 64 or 96, a tile of
 at most 64 at 0 or 64, a larger tile at 0 (``nki/guides/architecture/trainium_inferentia2_arch.rst``). In PSUM a tile of
 at most a bank stays inside one bank, and a larger tile takes whole banks. Between two tests tiles may move, as if
-memory were never fragmented: a kernel that passes may still be too large for a compiler, but not the reverse.
+memory were never fragmented: a kernel that passes may still be too large for a compiler.
 
 A *quarter* is 32 partitions. A *moment* is the number of an instruction. A tensor is *placed* if the kernel gives its
 address.
@@ -202,8 +202,8 @@ class CertainUse:
     begins.
 
     Only moments at which an uncounted part ends are kept, as the use is highest at one of them. A moment is dropped
-    when a later one has at least the same use: later touches add to the later one too. The first of those left has the
-    most use.
+    when a later one has at least the same use: what is added to the earlier one is added to the later one too. So the
+    first of the remaining moments has the highest use.
 
     Args:
         room: the size of the region, in bytes times quarters.

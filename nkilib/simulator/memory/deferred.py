@@ -117,12 +117,11 @@ class Deferred(NamedTuple):
         sources: the memory in HBM from which the contents are computed, as matrices of the same shape; it must not
             change before the contents are computed.
         is_copy: whether the contents are a copy of the only source.
-        operands: other storages that the contents are computed from; if one is to change, the contents are computed
-            first.
+        operands: other storages that the contents are computed from. Before one changes, the contents are computed.
         reads_itself: whether the contents are computed from the memory of the view itself.
         may_grow: whether an instruction may add to the contents. They are then computed as soon as any element of the
             storage is read or overwritten, so that the grouping of the sum does not depend on other deferred contents.
-        depth: 1 plus the depth of the deepest deferred content that is an input; 0 for copies and sums of products.
+        depth: 0 for a copy or a sum of products; for other contents, 1 more than the highest depth of an input.
     """
 
     layout: Layout

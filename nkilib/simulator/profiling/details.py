@@ -213,10 +213,10 @@ def _uses_of(record: CoreRecord) -> dict[int, list[_Use]]:
 
 
 def _unused(uses: Sequence[_Use], nbytes: int) -> Iterator[tuple[float, float]]:
-    """Yield pairs (start, end) of the times, in nanoseconds, in which a tile's content is not read any more.
+    """Yield the times (start, end), in nanoseconds, in which a tile holds nothing that is read later.
 
-    The content is not read from one read to the first write after it, if the writes before the next read overwrite all
-    ``nbytes`` of the tile. Nor is it read from the last read to the end of the last access.
+    Such a time begins at the end of a read. It ends at the first write after that read, if the writes before the next
+    read overwrite all ``nbytes`` of the tile. After the last read, it ends with the last access.
     """
     done_ns, begin_ns = 0.0, None
     covered: dict[int, int] = {}

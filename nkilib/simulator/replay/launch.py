@@ -76,7 +76,7 @@ def _tensor(view: View, place: int | None, *, as_torch: bool) -> _Result:
 
     Args:
         view: the tensor that the recorded launch returned.
-        place: the index in ``_Left.arrays`` of the array that has the tensor's elements; None if it is an argument.
+        place: the index in ``_Left.arrays`` of the array that has the tensor's elements; None if that is an argument.
         as_torch: whether to make a tensor of PyTorch.
     """
     storage, dtype = placeholder_of(view), view.dtype

@@ -260,9 +260,7 @@ def _store_of(move: Move, read_later: dict[int, list[Ref]]) -> _Store | None:
 
 
 def _is_in_place(read: Ref, target: Ref) -> bool:
-    """Return whether the layout and type of ``read`` are those of ``target``: result i is stored where element i is
-    read.
-    """
+    """Return whether element i of ``read`` is where result i is stored in ``target``: layouts and types are equal."""
     return read.as_matrix() == target.as_matrix() and read.dtype == target.dtype
 
 
@@ -366,8 +364,10 @@ class _Rows(tuple[int, int]):
 
 
 def _may_follow(work: Work, group: Sequence[Any]) -> bool:
-    """Return whether ``work`` may join a group: no row of one piece of work accesses HBM that another row of another
-    writes.
+    """Return whether ``work`` may join a group.
+
+    It must access no HBM elements that the group writes. It may write HBM elements that the group reads only where
+    :func:`_is_in_place` holds.
     """
     for other in group:
         for written in other.writes:

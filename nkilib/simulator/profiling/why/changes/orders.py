@@ -192,10 +192,10 @@ def _held(uses: Sequence[_Use], most: int) -> tuple[dict[tuple[int, int], int], 
 
 
 def _slots(by_operand: Mapping[_Operand, list[_Use]]) -> tuple[dict[tuple[int, int], int], int]:
-    """Return the storage of each use in the new order (keys as in :func:`_held`), and how many tiles each operand has
-    then.
+    """Return the storage of each use in the new order (keys as in :func:`_held`), and the least number of tiles of an
+    operand.
 
-    Operands that never reuse a tile keep theirs. The number is 1 if no operand needs more tiles than it has.
+    It is the most tiles that an operand with too few tiles needs; 1 if none has too few.
     """
     # A call that writes a new tile each time needs no more.
     tiles = {operand: len({use.storage for use in uses}) for operand, uses in by_operand.items()}
