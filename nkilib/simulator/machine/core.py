@@ -335,8 +335,9 @@ class Core:
             self._scopes_of_shared[storage.number] = self.loops.scope
 
     def scope_of(self, storage: Storage) -> Scope:
-        """Return the scope of a tensor for this core: for a tensor in shared HBM, the scope in which this core made
-        it.
+        """Return the scope of a tensor as this core sees it.
+
+        For a tensor in shared HBM, this is the scope in which this core made the tensor.
         """
         return self._scopes_of_shared.get(storage.number, storage.scope)
 

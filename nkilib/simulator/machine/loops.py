@@ -169,10 +169,10 @@ def _by_place(runs: Sequence[LoopRun]) -> dict[tuple[str, int], list[LoopRun]]:
 
 
 def check_equal_loop_counts(cores: Sequence[Loops]) -> None:
-    """Check that two cores have run their loops equally often, because both cores run the same compiled loop.
+    """Check that two cores have run equally many iterations of every loop, because both run the same compiled loop.
 
-    The first execution of a line on one core is compared with the first on the other core, and so on. A line that the
-    cores reached a different number of times is not checked: there the cores run different code.
+    The n-th execution of a loop on one core is compared with the n-th on the other core. A loop that one core executed
+    more often than the other is not checked: there the cores run different code.
 
     Raises:
         NkiValidationError: the iteration counts of a loop differ; the message names the loop and both counts.
@@ -351,7 +351,7 @@ class Trips:
 
     @property
     def totals(self) -> dict[RunTimeLoop, int]:
-        """The number of iterations of each loop, on the core that ran it most often."""
+        """The number of iterations of each loop; if the cores ran different numbers, the largest one."""
         totals: dict[RunTimeLoop, int] = {}
         for ran in self.ran.values():
             for loop, count in ran.items():
@@ -361,7 +361,7 @@ class Trips:
 
 @contextmanager
 def counting_trips(trips: Trips) -> Iterator[Trips]:
-    """Use ``trips`` for the launches in the ``with`` block: its stated counts hold, and iterations are counted in
+    """Let the launches in the ``with`` block take stated counts from ``trips``, and add the iterations that run to
     it.
     """
     token = _CURRENT.set(trips)

@@ -89,9 +89,10 @@ class PartialWrites(Observer):
         boxes[box] = kernel_location()
 
     def line_near(self, view: View, index: list[int]) -> str | None:
-        """Return the ``file:line`` of the write nearest to the element ``index`` of ``view``.
+        """Return the ``file:line`` of the write nearest to the element ``index`` of ``view``; None if there was no
+        write.
 
-        Of several such lines the last one is returned; None if no line wrote to the tensor.
+        Of several equally near writes, the last one is chosen.
         """
         storage = view.storage
         boxes = list(self._seen.get(storage.number, {}).items())

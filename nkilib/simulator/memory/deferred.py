@@ -6,8 +6,8 @@
 A simulation of a kernel over a large matrix spends its time on moving memory. Some of the moves are often not needed:
 
 - A large load from HBM. Until the tile or its source changes, the elements can be read from the source.
-- The elementwise results of an instruction. Kernels sum exponentials that they never read afterwards, and store results
-  to HBM, where the results can be written at once. Values computed from deferred results can be computed together with
+- The elementwise results of an instruction. Some are never read, such as exponentials that are only summed; others are
+  only stored to HBM, and can be computed there. Values computed from deferred results can be computed together with
   them, a few rows at a time, which then stay in a cache.
 - The sum of products in PSUM, to which the next matmul adds; see engines/tensor/accumulation.py.
 

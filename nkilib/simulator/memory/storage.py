@@ -339,8 +339,8 @@ class Storage:
     def defer(self, content: Deferred) -> None:
         """Give all elements of a block a new content, which is computed when an instruction reads it.
 
-        Remaining parts of earlier contents stay deferred, because the next content often covers them, for instance if
-        chunks of two widths alternate in a buffer.
+        The parts of earlier contents that lie outside the block stay deferred, because the next content often covers
+        them, for instance if chunks of two widths alternate in a buffer.
         """
         self._must_have_memory()
         place = self.block_of(content.layout, content.dtype)
