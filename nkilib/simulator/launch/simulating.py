@@ -19,7 +19,9 @@ _AskedTrips = Stated | Literal["none"]
 
 
 def _checked_trips(asked: Any) -> Stated | None:
-    """Return the argument ``trips`` of ``simulate`` in the form that launches take, after checking it.
+    """Check ``asked``, the argument ``trips`` of :func:`simulate`, and return it in the form that launches take.
+
+    ``"none"`` becomes 0; a mapping is copied.
 
     Raises:
         TypeError, ValueError: the argument is not valid.

@@ -46,12 +46,19 @@ class Launch:
     """The state that the cores of one kernel launch share.
 
     Attributes:
+        options: the options in force.
+        cores: the number of cores.
+        grid_dimensions: the number of dimensions of the launch grid.
+        barrier: the barrier of the cores.
         is_abstract: whether tensors have shapes and types but no memory; see terms/spec.py.
+        seat: the rank of the launch among launches that run in parallel; None for a launch without other ranks.
+        shared: the storages in shared HBM, in the order in which a core makes them.
         hbm_places: the tensors in shared HBM to which the kernel gives an address.
         kernel: the name of the launched kernel.
         compile_config: the compiler settings of the launched kernel, which also hold for the kernels that it calls.
         allows_other_configs: whether nested kernels may have other settings, which are then ignored.
-        seat: the rank of the launch among launches that run in parallel; None for a launch without other ranks.
+        constants: the storages of constants, by key.
+        lock: the lock for changes of ``shared`` and ``constants``.
         trips: the iteration counts of loops whose bounds only the device knows.
         left_out: the values that the launch does not compute; None if it computes all values, or has shapes only.
         scope: the scope of arguments and of other tensors that all cores share.
@@ -84,7 +91,9 @@ class Launch:
         self.barrier.finish(self._number_of(core))
 
     def fail(self, core: int, failed_after: int | None) -> None:
-        """Record that a core has ended early. The other cores end when the error of the lowest core is certain.
+        """Record that a core has ended early.
+
+        Cores with lower numbers run on, because the launch raises the error of the failed core with the lowest number.
 
         Args:
             core: the number of the core.
@@ -111,10 +120,10 @@ class Launch:
         address: tuple[int, ...] | None,
         make: Callable[[], Storage],
     ) -> Storage:
-        """Return the storage of a tensor in shared HBM, which the first core that asks for it makes for all cores.
+        """Return the storage of a tensor in shared HBM. The first core that asks for the tensor makes the storage.
 
         Args:
-            position: the number of the tensor among those that a core makes in shared HBM, from 0.
+            position: the index of the tensor among the tensors that this core makes in shared HBM, from 0.
             shape: the shape of the tensor.
             dtype: the type of the tensor.
             address: the address that the kernel gives, or None.
@@ -140,8 +149,8 @@ class Launch:
         return storage
 
     def constant(self, key: Hashable, make: Callable[[], Storage]) -> Storage:
-        """Return the constant with the key ``key``, which the first core that asks for it makes by ``make`` for all
-        cores.
+        """Return the constant with the key ``key``, which all cores share. The first core that asks for it calls
+        ``make``.
         """
         with self.lock:
             if key not in self.constants:
@@ -150,9 +159,7 @@ class Launch:
 
 
 class Accumulators:
-    """The accumulator registers of an engine, one float32 per partition.
-
-    ``lanes`` is a slice of the partitions.
+    """The accumulator registers of an engine, one float32 per partition. ``lanes`` is a slice of the partitions.
 
     Attributes:
         values: the values of the registers.
@@ -201,18 +208,18 @@ class Accumulators:
 class Emitter(Protocol):
     """The interface that records instructions instead of running them; replay/ implements it.
 
-    The function of an instruction checks its operands and then describes its work by calls of these methods, through
-    the functions of ``engines/`` that otherwise do the work at once. A function that reads the elements of a tensor in
-    another way raises ``DataNeeded``; the emitter then records the instruction as a whole.
+    In ordinary launches, functions of ``engines/`` do the work of an instruction. While an emitter records, these
+    functions call the methods below instead, which record the work. If an instruction reads elements of a tensor in
+    another way, ``DataNeeded`` is raised, and the emitter records a call of the whole instruction.
     """
 
     def elementwise(
         self, dst: View, tiles: Sequence[View], apply: Callable[..., object], reduction: Any, columns: Sequence[Any]
     ) -> None:
-        """Record an elementwise operation; see engines/rowwise.py, ``compute``."""
+        """Record an elementwise operation, with the arguments of ``compute`` in engines/rowwise.py."""
 
     def reduce_rows(self, dst: View, tile: View, reduce: Callable[..., object], reads_bfloat16: bool) -> None:
-        """Record a reduction of rows; see engines/rowwise.py, ``reduce_rows``."""
+        """Record a reduction of rows, with the arguments of ``reduce_rows`` in engines/rowwise.py."""
 
     def act(
         self,
@@ -223,15 +230,15 @@ class Emitter(Protocol):
         chosen: Sequence[View],
         may_refuse: bool,
     ) -> None:
-        """Record a call of ``function`` with arrays of tensors; see engines/actions.py, ``act``."""
+        """Record a call of ``function`` with arrays of tensors; the arguments are those of ``act`` in
+        engines/actions.py.
+        """
 
     def move(self, target: View, source: View) -> None:
         """Record a transfer; see engines/dma_endpoints.py, ``move``."""
 
     def multiply(self, dst: View, stationary: View, moving: View, is_added: bool) -> None:
-        """Record a matrix product that overwrites ``dst``, or with ``is_added`` is added to ``dst``; see
-        engines/tensor/accumulation.py.
-        """
+        """Record a matrix product. It is added to ``dst`` if ``is_added`` is true, and otherwise overwrites ``dst``."""
 
 
 class Core:
@@ -246,7 +253,7 @@ class Core:
         loops: the dynamic loops and ``no_reorder`` regions around the current instruction.
         random: the random number generators of the engines.
         defers_results: whether elementwise results are deferred until they are read; see memory/deferred.py.
-        loads: the tiles that may have deferred contents.
+        loads: the tiles that may have deferred contents from HBM.
         hbm_places: the tensors in private HBM to which the kernel gives an address.
         name: the core's name in messages; empty if no other core runs.
         language_function: the name of the function of ``nki.language`` that is running, or empty.
@@ -256,9 +263,8 @@ class Core:
         tally: the counters that loops with skipped iterations update.
         at_end: checks to call at the end of the kernel.
         is_recorded: whether instructions are recorded for a replay.
-        unrepeatable: a short description of a side effect for which the kernel must run again in every launch; or
-            empty.
-        emitter: the receiver of instructions that are recorded instead of being run; else None.
+        unrepeatable: text about a side effect that a replay would not repeat; empty if there is none.
+        emitter: the object that records instructions instead of running them; None if instructions run.
     """
 
     def __init__(self, number: int, launch: Launch) -> None:
@@ -294,18 +300,14 @@ class Core:
         self._scratch: dict[str, npt.NDArray[np.float32]] = {}
 
     def state(self, kind: type[State]) -> State:
-        """Return the object of class ``kind`` that holds state of some instructions on this core; the first call
-        creates it.
-        """
+        """Return this core's object of class ``kind``, which keeps state of instructions; the first call creates it."""
         if kind not in self._states:
             self._states[kind] = kind()
         state: State = self._states[kind]
         return state
 
     def add_name(self, name: str) -> None:
-        """Record that an instruction with ``name=name`` was issued in the current scope.
-
-        Checks of the stated order of named instructions use this record.
+        """Record, for checks of the order of named instructions, that ``name=name`` was used in the current scope.
 
         Raises:
             ArgumentTypeError: ``name`` is no string.
@@ -316,7 +318,7 @@ class Core:
 
     @property
     def is_traced(self) -> bool:
-        """Whether kernels follow the rules of the tracer: Python code cannot branch on a run-time value."""
+        """Whether the kernel runs under the rules of NKI's tracer, which refuses Python branches on run-time values."""
         return self.options.frontend == "tracer"
 
     @property
@@ -333,8 +335,9 @@ class Core:
             self._scopes_of_shared[storage.number] = self.loops.scope
 
     def scope_of(self, storage: Storage) -> Scope:
-        """Return the scope of a tensor for this core: for a tensor in shared HBM, the scope in which this core made
-        it.
+        """Return the scope of a tensor as this core sees it.
+
+        For a tensor in shared HBM, this is the scope in which this core made the tensor.
         """
         return self._scopes_of_shared.get(storage.number, storage.scope)
 
@@ -351,20 +354,18 @@ class Core:
         return self._shared_constants - 1
 
     def skip_numbers(self, count: int) -> None:
-        """Count ``count`` instructions as issued that are not run, because they repeat earlier ones."""
+        """Advance the count of issued instructions by ``count``, for instructions of skipped loop iterations."""
         self.issued += count
 
     def stop_deferring(self) -> None:
-        """Compute every further result at once.
-
-        This method is called when all deferred results were read, so that deferring saves nothing.
+        """Compute every further result at once. Call this when all deferred results were read: deferring saves nothing
+        then.
         """
         self.defers_results = False
 
     def scratch(self, slot: str, elements: int) -> npt.NDArray[np.float32]:
-        """Return a float32 work buffer of ``elements`` elements with arbitrary content.
-
-        Later instructions reuse the buffer under the same name ``slot``.
+        """Return the float32 work buffer ``slot``, which instructions share: ``elements`` elements with arbitrary
+        content.
         """
         buffer = self._scratch.get(slot)
         if buffer is None or buffer.size < elements:

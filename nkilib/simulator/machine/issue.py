@@ -61,7 +61,7 @@ _MADE_IN_LOOP = (
 
 
 class Call(Issued):
-    """One call of an instruction on a core. The function of the instruction gets this object before the operands.
+    """One call of an instruction on a core. The function of the instruction gets this object as its first argument.
 
     Attributes:
         core: the core that runs the instruction.
@@ -94,7 +94,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _way_there(rule: Operand, value: NkiTensor) -> str:
-    """Return the end of an error message: how to move ``value`` to a memory that the instruction can read; or empty."""
+    """Return the end of an error message that says how to copy ``value`` to SBUF; empty if that would not help."""
     if rule.is_output or MemoryRegion.sbuf not in rule.regions:
         return ""
     if value.buffer is MemoryRegion.psum:
@@ -143,9 +143,9 @@ def _check_vector(rule: Operand, value: NkiTensor, like: NkiTensor) -> None:
 
 
 def _resolve_indirect(call: Call, rule: Operand, view: NkiTensor) -> View:
-    """Return the static view at which a view with a run-time address points now.
+    """Return the static view to which a view with a run-time address points now.
 
-    The view itself is returned if the instruction reads the address.
+    If the instruction handles run-time addresses itself (``rule.accepts_indirect``), ``view`` is returned unchanged.
 
     Raises:
         OutOfRangeError: the address leads outside the tensor.
@@ -200,9 +200,7 @@ def check_written(core: Core, name: str, tensor: NkiTensor, is_read: npt.NDArray
 
 
 def check_operand(call: Call, rule: Operand, value: Any, like: Any) -> Any:
-    """Return an operand after checking that it satisfies ``rule``.
-
-    A view with a scalar offset, or of ``NkiTensor.indirect``, is returned resolved.
+    """Check that an operand satisfies ``rule``, and return it; :func:`_resolve_indirect` converts a run-time address.
 
     Args:
         call: the instruction.
@@ -410,7 +408,9 @@ def instruction(
 
 
 def report(core: Core, instruction: Callable[..., NkiInstruction], *args: Any) -> None:
-    """Notify the observers that ``instruction(*args)`` has run, if other code than :func:`issue` has done its work."""
+    """Notify the observers that ``instruction(*args)`` has run. Code that does its work without :func:`issue` calls
+    this.
+    """
     definition = REGISTRY[instruction.__name__]
     call = Call(core, definition, definition.bind(args, {}))
     for tell in core.observers.issued:

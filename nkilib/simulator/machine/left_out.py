@@ -91,12 +91,15 @@ class LeftOut:
             self.wanted.add(origin)
 
     def cannot_make(self, origin: Hashable) -> None:
-        """Record that storages with this origin can have no values: the origin is an argument passed without values."""
+        """Record that the caller passed the argument ``origin`` without values, so that a new launch cannot compute
+        them.
+        """
         self._without_values.add(origin)
 
     def all_wanted(self) -> set[Hashable]:
-        """Return the origins whose values are needed, and the origins from which these values were computed, as far as
-        known.
+        """Return the origins in :attr:`wanted`, and all origins from which this launch computed their values.
+
+        An argument that was passed without values is left out, unless it is in :attr:`wanted`.
         """
         origins, left = set(self.wanted), list(self.wanted)
         while left:

@@ -169,10 +169,10 @@ def _by_place(runs: Sequence[LoopRun]) -> dict[tuple[str, int], list[LoopRun]]:
 
 
 def check_equal_loop_counts(cores: Sequence[Loops]) -> None:
-    """Check that two cores have run their loops equally often, because both cores run the same compiled loop.
+    """Check that two cores have run equally many iterations of every loop, because both run the same compiled loop.
 
-    The first execution of a line on one core is compared with the first on the other core, and so on. A line that the
-    cores reached a different number of times is not checked: there the cores run different code.
+    The n-th execution of a loop on one core is compared with the n-th on the other core. A loop that one core executed
+    more often than the other is not checked: there the cores run different code.
 
     Raises:
         NkiValidationError: the iteration counts of a loop differ; the message names the loop and both counts.
@@ -191,12 +191,12 @@ def check_equal_loop_counts(cores: Sequence[Loops]) -> None:
 
 
 class Skip(NamedTuple):
-    """The iterations of a loop that can be skipped, because they repeat the last iterations that have run.
+    """Iterations of a loop that can be skipped, because they would only repeat the last iterations that have run.
 
     Attributes:
-        period: the number of last iterations that repeat together.
-        times: the number of repetitions.
-        instructions: the number of instructions in a period.
+        period: the number of last iterations that are repeated as a group.
+        times: the number of skipped repetitions of this group.
+        instructions: the number of instructions in one run of the group.
     """
 
     period: int
@@ -273,7 +273,9 @@ def name_of_body(body: Any) -> str:
 
 @dataclass(frozen=True)
 class RunTimeLoop:
-    """A loop of a kernel that counts to a register or a scalar, or runs until a register holds 0.
+    """A loop whose iteration count only the device knows.
+
+    It counts to a register or an ``NkiScalar``, or runs until a register holds 0.
 
     Attributes:
         name: the name of the function that is the body; the name of the loop function if there is none.
@@ -349,7 +351,7 @@ class Trips:
 
     @property
     def totals(self) -> dict[RunTimeLoop, int]:
-        """The number of iterations of each loop, on the core that ran it most often."""
+        """The number of iterations of each loop; if the cores ran different numbers, the largest one."""
         totals: dict[RunTimeLoop, int] = {}
         for ran in self.ran.values():
             for loop, count in ran.items():
@@ -359,7 +361,7 @@ class Trips:
 
 @contextmanager
 def counting_trips(trips: Trips) -> Iterator[Trips]:
-    """Use ``trips`` for the launches in the ``with`` block: its stated counts hold, and iterations are counted in
+    """Let the launches in the ``with`` block take stated counts from ``trips``, and add the iterations that run to
     it.
     """
     token = _CURRENT.set(trips)

@@ -35,13 +35,13 @@ class Issued:
 
     Attributes:
         definition: the definition of the instruction.
-        values: the arguments, in the order of ``definition.names``, of which the last is ``name=``; views that the core
-            resolves appear here in resolved form.
+        values: the arguments, in the order of ``definition.names``; the last one is ``name=``. A view whose
+            run-time address the core resolves is replaced by the static view to which it points.
         number: the number of the call on its core, from 1.
         engine: the engine that runs the call; before it is chosen, the default engine.
         reads: the tensors whose previous contents the instruction needs.
         indirect: the operands that were passed as views of ``NkiTensor.indirect``.
-        offsets: the dynamic addresses of operands that appear in resolved form in ``values``.
+        offsets: the run-time scalar addresses of the views that were replaced in ``values``.
         register: the number of the last instruction that loaded a register or a scalar that is part of an operand's
             address; 0 if there is none.
         function: the function of ``nki.language`` that issued the call; empty if the kernel issued it directly.
@@ -165,7 +165,8 @@ class Observers:
     """The observers of a core; the observers of an event are notified one after the other.
 
     Attributes:
-        allocated, issued, moved, entered, iterated, repeated, left: the methods to call for the event of that name.
+        allocated, issued, moved, entered, iterated, repeated, left: for each event, the bound methods of the observers
+            that define the method of this name.
     """
 
     def __init__(self) -> None:
@@ -188,7 +189,7 @@ class Observers:
         return next((observer for observer in self._all if isinstance(observer, kind)), None)
 
     def arrive(self, call: Issued) -> list[Any]:
-        """Return the data of each observer for the observer of the same class on the other core.
+        """Return, for each observer of this core, the data for the observer of the same class on the other core.
 
         This is called when this core arrives at a barrier or an exchange of tiles.
         """
@@ -212,9 +213,10 @@ class Observers:
             tell(loop)
 
     def repeats(self, loop: LoopRun, left: int) -> Skip | None:
-        """Return the iterations of a loop that can be skipped, according to the observer that models time.
+        """Return which of the ``left`` remaining iterations of a loop can be skipped; None if none.
 
-        The result is None without such an observer, or with more than one.
+        The only observer that defines ``repeats`` decides. With no such observer, or with several, no iteration is
+        skipped.
         """
         asked = [observer for observer in self._all if type(observer).repeats is not Observer.repeats]
         return asked[0].repeats(loop, left) if len(asked) == 1 else None

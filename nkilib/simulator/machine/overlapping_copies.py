@@ -6,9 +6,9 @@
 :func:`check_copy` checks a destination and its sources, :func:`check_destination` a destination alone.
 
 A DMA transfer runs on up to 16 engines at a time (``nki/get-started/about/nki-dma-overview.rst``). Its result is
-certain only if no element of the destination is also another element of the source, and no element is written twice.
-Compute engines write the elements of a partition one after the other (``nki/get-started/about/tiling-overview.rst``);
-the check therefore covers only the sums of matmuls among their results.
+certain only if no element is written twice, and no written element is also read, except to be copied onto itself.
+Compute engines write the elements of a partition one after the other (``nki/get-started/about/tiling-overview.rst``).
+So among the results of compute engines, only sums of matmuls are checked.
 
 docs/reference/simulator_readings_instructions.md lists the evidence. The check depends on shapes and addresses only: an
 address that is read at run time is not checked.
@@ -43,9 +43,9 @@ def _meeting(first: Layout, width: int, second: Layout, second_width: int, shift
     """Return a byte that both layouts occupy, counted from the start of the first storage; None if there is none.
 
     Args:
-        first, second: the layouts.
+        first, second: the layouts, each in its own storage; both storages are parts of one memory.
         width, second_width: the bytes of an element in each layout.
-        shift: the byte of the first storage at which the second storage starts; both lie in one memory.
+        shift: the start of the second storage minus the start of the first one, in bytes.
     """
     spans, others = spans_of(first, width), spans_of(second, second_width)
     meeting = first_meeting([spans], [others._replace(starts=others.starts + shift)])
@@ -61,7 +61,7 @@ def _report(core: Core, what: str) -> None:
 
 
 def check_copy(core: Core, dst: View, sources: Mapping[str, View], target: Layout | None, name: str = "dst") -> None:
-    """Report a copy whose destination overlaps a source, or holds an element twice.
+    """Report a copy whose destination overlaps a source, or contains the same element more than once.
 
     Args:
         core: the core that copies.
@@ -97,7 +97,7 @@ def check_copy(core: Core, dst: View, sources: Mapping[str, View], target: Layou
 
 
 def check_destination(core: Core, name: str, dst: View) -> None:
-    """Report a destination that holds an element twice; ``name`` is the name of the operand.
+    """Report a destination that contains the same element more than once; ``name`` is the name of the operand.
 
     Raises:
         OverlappingCopyError: there is such a destination, with ``overlapping_copies="error"``.

@@ -60,8 +60,9 @@ class PartialWrites(Observer):
     """A record of one core's writes after which the written tensor still had unwritten elements.
 
     Args:
-        seen: by the number of a storage, the written boxes with the line of the last write, in the order of the last
-            writes. The cores of a launch share ``seen``, because a core may read what the other core did not write.
+        seen: for each storage number, a dict from a written box to the ``file:line`` that wrote it last; the box that
+            was written last stands last. All cores of a launch share ``seen``: a core may read elements that were left
+            unwritten by the other core.
     """
 
     def __init__(self, seen: dict[int, dict[_Box, str]]) -> None:
@@ -88,9 +89,10 @@ class PartialWrites(Observer):
         boxes[box] = kernel_location()
 
     def line_near(self, view: View, index: list[int]) -> str | None:
-        """Return the ``file:line`` of the write nearest to the element ``index`` of ``view``.
+        """Return the ``file:line`` of the write nearest to the element ``index`` of ``view``; None if there was no
+        write.
 
-        Of several such lines the last one is returned; None if no line wrote to the tensor.
+        Of several equally near writes, the last one is chosen.
         """
         storage = view.storage
         boxes = list(self._seen.get(storage.number, {}).items())
@@ -117,10 +119,11 @@ class PartialWriteWatch(Watcher):
 
 
 def where_unwritten(writes: PartialWrites | None, view: View, among: npt.NDArray[np.bool_] | None = None) -> str:
-    """Return text with the first and last unwritten elements of ``view``, and the line that wrote near the first.
+    """Return text with the first and last unwritten elements of ``view``, and the line that last wrote nearest to the
+    first.
 
     Args:
-        writes: the recorded writes, or None.
+        writes: the recorded writes; None leaves out the line.
         view: a static view with unwritten elements.
         among: a mask of the elements to consider, in the shape of the view; None for all.
     """

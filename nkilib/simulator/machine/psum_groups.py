@@ -81,8 +81,7 @@ class Bank:
     Attributes:
         number: the bank's number; for a tensor that a compiler places, counted from the tensor's first bank.
         latest: the number of the last matmul that started a group in the bank; 0 if there is none.
-        starts: the last matmul that started a group, for every partition. An earlier matmul leaves the list when a
-            single later matmul covers all its partitions.
+        starts: matmuls that started groups, the oldest first; a later one removes those whose partitions it covers.
     """
 
     __slots__ = ("latest", "number", "starts")
@@ -102,7 +101,8 @@ class Bank:
 
 
 def _bytes_of(inner: Layout, width: int) -> Numbers:
-    """Return the first byte of each element of a view in one partition, in the order of the elements.
+    """Return, for each element of a view within a partition, the byte at which it begins, counted from the partition's
+    start.
 
     Args:
         inner: the layout of the view within a partition.
@@ -179,9 +179,9 @@ class Piece:
         return banks[0].latest if len(banks) == 1 else max([bank.latest for bank in banks])
 
     def lies_in(self, index: int) -> bool | npt.NDArray[np.bool_]:
-        """Return a mask of the elements in a partition that lie in one of the piece's banks; True stands for all.
+        """Return a mask of the piece's elements in one partition: True where an element lies in the bank ``index``.
 
-        ``index`` is the index of the bank, one of :attr:`indices`.
+        ``index`` is one of :attr:`indices`. If the piece has one bank, the result is the single value True.
         """
         if len(self.indices) == 1:
             return True
@@ -189,10 +189,9 @@ class Piece:
 
 
 def _elements(painted: Numbers, piece: Piece, unit: int) -> Numbers:
-    """Return the elements of ``painted`` that belong to a piece, as a view with the shape of the piece and an axis of
-    units.
+    """Return the entries of ``painted`` for the elements of a piece, with its shape and a last axis that counts units.
 
-    ``painted`` has one number for each ``unit`` bytes of the tensor.
+    ``painted`` has one entry for each unit of ``unit`` bytes of the tensor; an element has one or more units.
     """
     units = piece.width // unit
     shape, strides, offset = piece.layout
@@ -276,10 +275,10 @@ class Pieces:
         return np.asarray(elements.min(axis=-1)).reshape(piece.layout.shape[0], -1)
 
     def _paint(self, width: int) -> Numbers:
-        """Return the number of the instruction that last wrote each unit of bytes of the tensor.
+        """Update ``_painted`` and return it: the instruction that last wrote each unit of bytes, signed as in
+        :meth:`numbers_of`.
 
-        The number is 0 or negative as in :meth:`numbers_of`. A unit has at most ``width`` bytes, and becomes smaller
-        when an instruction writes narrower elements.
+        Units are split if ``width`` or a written element is narrower than a unit.
         """
         new = [piece for piece in self.known.values() if piece.number > self._painted_to]
         unit = min([self._unit, width, *[piece.width for piece in new]])
@@ -300,7 +299,7 @@ class _Tile:
     Attributes:
         pieces: the pieces of the tensor.
         is_placed: whether the kernel sets the tensor's address; otherwise a compiler does.
-        top, first_bank: the partition and the bank in which the tensor starts, or 0.
+        top, first_bank: the partition and the bank in which a placed tensor starts; 0 for other tensors.
     """
 
     __slots__ = ("_banks", "first_bank", "is_placed", "pieces", "top")

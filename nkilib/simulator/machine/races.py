@@ -70,7 +70,7 @@ class _Access:
         return Spans(spans.starts + self.tensor.start, spans.length)
 
     def element(self, byte: int) -> list[int]:
-        """Return the indices of the element that contains ``byte``, counted from the start of the tensor's memory."""
+        """Return the indices of the tensor's element at ``byte``, counted from the start of the tensor's memory."""
         return self.tensor.index_of(byte - self.tensor.start)
 
     def __str__(self) -> str:
@@ -80,7 +80,7 @@ class _Access:
 def _checksum(values: npt.NDArray[Any], before: int) -> int:
     """Return a checksum of written values; ``before`` is the checksum of earlier writes to the same elements.
 
-    Large writes are sampled in many chunks.
+    A large write is only sampled, in pieces at regular distances and at the ends of rows.
     """
     if values.nbytes <= _CHECKSUM_BYTES:
         return zlib.crc32(values.tobytes(), before)
@@ -97,7 +97,10 @@ def _is_same(write: _Access, other: _Access | None) -> bool:
 
 
 class _Accesses:
-    """The reads, or the writes, of one core to one tensor since the last barrier, by the accessed elements."""
+    """The reads, or the writes, of one core to one tensor since the last barrier.
+
+    Accesses to exactly the same elements are kept as one :class:`_Access`.
+    """
 
     def __init__(self) -> None:
         self._made: dict[tuple[Shape, Shape, int, int, bytes], _Access] = {}
@@ -120,8 +123,7 @@ class _Accesses:
         return list(self._made.values())
 
     def need_values(self, other: _Accesses) -> None:
-        """Check that the values of all writes are known that both cores made to the same elements and that must be
-        compared.
+        """Check that the written values are known wherever this core and ``other`` wrote exactly the same elements.
 
         Raises:
             ValuesWanted: the launch did not compute these values.

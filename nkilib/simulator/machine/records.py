@@ -37,7 +37,7 @@ class Lives(Observer):
     The observer is also the check of capacity: it reports tensors that do not fit into SBUF or PSUM.
 
     Attributes:
-        ranges: all lifetimes, in the order in which the tensors were made.
+        ranges: one :class:`LiveRange` for each tensor, in the order in which the tensors were made.
         peaks: for each region, the peak use and its tensors; known at the end of the kernel if ``finds_peaks`` is set.
     """
 
@@ -140,7 +140,7 @@ class Record:
     psum_peak_bytes: int = 0
 
     def merge(self, other: Record) -> None:
-        """Add the counts of another record, for instance of one core, to this one; keep the higher one of two peaks."""
+        """Add the counts of ``other``, for instance of one core, to this record. Of two peaks, the higher one stays."""
         self.instruction_counts.update(other.instruction_counts)
         self.instructions_per_engine.update(other.instructions_per_engine)
         self.hbm_read_bytes += other.hbm_read_bytes

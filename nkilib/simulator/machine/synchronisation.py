@@ -81,7 +81,7 @@ class Waits:
         return wait
 
     def release(self, waits: Iterable[Wait]) -> None:
-        """Remove waits whose condition holds from the record, and wake the threads."""
+        """Remove from the record the waits that are over, and wake the threads."""
         self.withdraw(waits)
         self.changed.notify_all()
 
@@ -269,7 +269,7 @@ class CoreBarrier:
             raise BarrierError(f"{meeting.place}: deadlock: {self._waits.describe()}")
 
     def finish(self, number: int) -> None:
-        """Record that a core has ended without an error; ``number`` is its number among all cores of the record of
+        """Record that a core has ended without an error; ``number`` counts the cores of all launches that share the
         waits.
         """
         with self._changed:
@@ -280,7 +280,7 @@ class CoreBarrier:
         """Record that a core has ended early.
 
         Args:
-            number: the number of the core among all cores of the record of waits.
+            number: the number of the core among the cores of all launches that share the waits.
             failed_after: the number of instructions that the core had issued; None if it ended because of another core.
         """
         self.is_aborted = True
@@ -366,10 +366,10 @@ class _Gathering:
 
 
 def _waits_for(gathering: _Gathering, participant: Participant) -> bool:
-    """Return whether an arriving core belongs to a gathering that has begun.
+    """Return whether an arriving core belongs to ``gathering``.
 
-    This holds if its rank is still missing and one of the participants waits for it. That participant has this rank
-    among its members, and the same core number, or one of the two acts for its whole rank.
+    Its rank must be a member that has not arrived yet, and it must match some core that has arrived: ``participant``
+    names that core's rank as a member, and both have the same core number, or one of them acts for its whole rank.
     """
     if participant.rank not in gathering.members or participant.rank in gathering.come:
         return False
@@ -380,7 +380,7 @@ def _waits_for(gathering: _Gathering, participant: Participant) -> bool:
 
 
 def _mismatch(gathering: _Gathering, participant: Participant) -> str:
-    """Return text about ``participant`` and the lowest rank with different terms; empty if all agree."""
+    """Return text about the lowest rank whose terms differ from those of ``participant``; empty if no rank differs."""
     mine = {term.what: term.value for term in participant.terms}
     for rank in sorted(gathering.come):
         other = gathering.come[rank]
@@ -404,7 +404,7 @@ def _ranks(missing: list[int]) -> str:
 class World:
     """The ranks that run in parallel, each with a launch and memory of its own, and their collectives.
 
-    The class does not know what a collective does: a core that arrives passes terms, such as a shape, that must agree.
+    The class only passes items between ranks, and checks that the terms that they state, such as a shape, are equal.
 
     Args:
         ranks: the number of ranks.

@@ -42,10 +42,11 @@ def _together(spans: Sequence[Spans]) -> tuple[Offsets, Offsets, Offsets]:
 
 
 def first_meeting(first: Sequence[Spans], second: Sequence[Spans]) -> tuple[int, int, int] | None:
-    """Return a byte that an element of ``first`` and an element of ``second`` share, and the indices of the two
-    elements.
+    """Find a byte that lies in a range of ``first`` and in a range of ``second``.
 
-    The result is None if there is no such byte.
+    Returns:
+        The byte, the index in ``first`` and the index in ``second`` of the :class:`Spans` that contain it; None if
+        there is no such byte.
     """
     starts, ends, owners = _together([*first, *second])
     is_first = owners < len(first)
@@ -119,8 +120,8 @@ class HbmPlaces:
         """Record a tensor at bytes ``low`` to ``low + nbytes`` (exclusive); ``what`` describes it in messages.
 
         Returns:
-            An error message if the tensor overlaps an earlier one, because it is not known how long a tensor in HBM is
-            needed; otherwise None.
+            An error message if the tensor overlaps an earlier one; otherwise None. A tensor in HBM counts as needed
+            until the kernel ends.
         """
         mine = _PlacedTensor(low, low + nbytes, what)
         clash = next((other for other in self.places if other.low < mine.high and mine.low < other.high), None)

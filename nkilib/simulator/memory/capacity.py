@@ -12,7 +12,7 @@ The check at the end follows a core's instructions in program order. Wherever a 
 all live tensors can lie side by side. A tile of at most 32 partitions may start at partition 0, 32, 64 or 96, a tile of
 at most 64 at 0 or 64, a larger tile at 0 (``nki/guides/architecture/trainium_inferentia2_arch.rst``). In PSUM a tile of
 at most a bank stays inside one bank, and a larger tile takes whole banks. Between two tests tiles may move, as if
-memory were never fragmented: a kernel that passes may still be too large for a compiler, but not the reverse.
+memory were never fragmented: a kernel that passes may still be too large for a compiler.
 
 A *quarter* is 32 partitions. A *moment* is the number of an instruction. A tensor is *placed* if the kernel gives its
 address.
@@ -55,7 +55,7 @@ class LiveRange:
         storage: the number of the storage that holds the tensor.
         address: the first partition and first byte of a placed tensor, or None.
         first, last: the numbers of the first and the last instruction that touched the tensor; 0 if none did.
-        counted: the instruction up to which :class:`CertainUse` has counted the tensor.
+        counted: :class:`CertainUse` has added the tensor to the use up to the instruction with this number.
         window: the window of :class:`CertainUse` in which the tensor was last touched; 0 if there is none.
         earlier: first and last instruction of earlier lifetimes of a placed tensor; a lifetime ends when an instruction
             overwrites the whole tensor.
@@ -171,11 +171,11 @@ def _rooms(generation: Generation) -> tuple[_Room, _Room]:
 
 
 class _Uncounted(NamedTuple):
-    """The time in a tensor's lifetime that :class:`CertainUse` has not counted yet.
+    """A part of a tensor's lifetime that :class:`CertainUse` has not added to the use yet.
 
     Attributes:
-        last: the last instruction of this time.
-        before: the instruction before the first one.
+        last: the number of the last instruction of this part.
+        before: the number of the instruction just before this part.
         area: the area of the tensor, see :class:`LiveRange`.
     """
 
@@ -191,19 +191,19 @@ def _uncounted(life: LiveRange) -> _Uncounted:
 class CertainUse:
     """The space of a region that tensors certainly take, at each moment so far.
 
-    If an instruction touches a tensor that an earlier instruction has touched, the tensor has held data all the time in
-    between, whatever the rest of the kernel does. Lifetimes only grow, so that tensors that certainly overlap at one
-    moment also overlap at the end. If they take more than the region has, no placement exists, and
-    :func:`check_capacity` would fail at the end. (That function also finds kernels that fail because of gaps between
-    tensors.)
+    Between two instructions that touch a tensor, the tensor certainly holds data. Later instructions only lengthen
+    lifetimes, so that tensors that are live together now are live together at the end as well. If they take more than
+    the region has, :func:`check_capacity` must fail at the end. (It also fails if tensors fit only without gaps between
+    them.)
 
-    Tensors that instructions touch are collected in a list, the *window*, which contains each tensor once. While the
-    highest use before the window and all tensors of the window fit together, nothing is computed. When they do not fit,
-    the uncounted times (:class:`_Uncounted`) of the window's tensors are added to the use, and a new window begins.
+    Tensors that instructions touch enter a list, the *window*, which contains each tensor once. Nothing is computed
+    while the highest use before the window plus the areas of the window's tensors is at most the region's size. When it
+    is more, the uncounted parts (:class:`_Uncounted`) of lifetimes in the window are added to the use, and a new window
+    begins.
 
-    Only moments at which an uncounted time ends are kept: times that overlap also overlap where the first of them ends.
-    A later touch adds to all moments since the tensor's previous touch. So a moment can be dropped as soon as a later
-    moment takes as much space, and the first of the remaining moments takes the most.
+    Only moments at which an uncounted part ends are kept, as the use is highest at one of them. A moment is dropped
+    when a later one has at least the same use: what is added to the earlier one is added to the later one too. So the
+    first of the remaining moments has the highest use.
 
     Args:
         room: the size of the region, in bytes times quarters.
@@ -258,7 +258,7 @@ class CertainUse:
         return self._most <= self._room
 
     def _close(self) -> None:
-        """Count the lifetimes of the window's tensors up to their last use, and begin a new window."""
+        """Add the uncounted lifetimes of the window's tensors to the use, and begin a new window."""
         for span in sorted([*self._ended, *map(_uncounted, self._lives)]):
             self._add(*span)
         for life in self._lives:
@@ -451,9 +451,9 @@ class Peak(NamedTuple):
 
 
 def _peak(room: _Room, lives: Sequence[LiveRange], known: int) -> Peak:
-    """Return the peak of the bytes of a partition that are needed at one time, with the live tensors at that time.
+    """Return the largest number of bytes of a partition that is needed at one time, with the live tensors at that time.
 
-    If the peak is at most ``known`` bytes, the result is ``known`` without tensors.
+    If it is at most ``known`` bytes, the result is ``known`` without tensors.
     """
     are_placed = any([life.address is not None for life in lives])
     if not are_placed and room.bank >= room.nbytes and sum([life.nbytes for life in lives]) <= known:

@@ -6,8 +6,8 @@
 A simulation of a kernel over a large matrix spends its time on moving memory. Some of the moves are often not needed:
 
 - A large load from HBM. Until the tile or its source changes, the elements can be read from the source.
-- The elementwise results of an instruction. Kernels sum exponentials that they never read afterwards, and store results
-  to HBM, where the results can be written at once. Values computed from deferred results can be computed together with
+- The elementwise results of an instruction. Some are never read, such as exponentials that are only summed; others are
+  only stored to HBM, and can be computed there. Values computed from deferred results can be computed together with
   them, a few rows at a time, which then stay in a cache.
 - The sum of products in PSUM, to which the next matmul adds; see engines/tensor/accumulation.py.
 
@@ -117,11 +117,11 @@ class Deferred(NamedTuple):
         sources: the memory in HBM from which the contents are computed, as matrices of the same shape; it must not
             change before the contents are computed.
         is_copy: whether the contents are a copy of the only source.
-        operands: other storages from whose elements the contents are computed, before these elements change.
+        operands: other storages that the contents are computed from. Before one changes, the contents are computed.
         reads_itself: whether the contents are computed from the memory of the view itself.
         may_grow: whether an instruction may add to the contents. They are then computed as soon as any element of the
             storage is read or overwritten, so that the grouping of the sum does not depend on other deferred contents.
-        depth: the number of nested deferred contents from which these are computed.
+        depth: 0 for a copy or a sum of products; for other contents, 1 more than the highest depth of an input.
     """
 
     layout: Layout
@@ -151,13 +151,15 @@ class Part(NamedTuple):
     width: int
 
     def within(self, block: Rectangle) -> Block:
-        """Return the rows and columns of the content that a block inside ``place`` has."""
+        """Return the rows and columns of the content that lie in ``block``, which is inside ``place``."""
         top, _, left, _ = self.place
         columns = slice((block.left - left) // self.width, (block.right - left) // self.width)
         return slice(block.top - top, block.bottom - top), columns
 
     def divides(self, block: Rectangle) -> bool:
-        """Return whether the left and right edges of a block inside ``place`` are edges of elements of the content."""
+        """Return whether ``block``, which lies inside ``place``, cuts no element of the content at its left or right
+        edge.
+        """
         return (block.left - self.place.left) % self.width == 0 and (block.right - self.place.left) % self.width == 0
 
     def sources_within(self, block: Rectangle) -> list[npt.NDArray[Any]]:

@@ -339,8 +339,8 @@ class Storage:
     def defer(self, content: Deferred) -> None:
         """Give all elements of a block a new content, which is computed when an instruction reads it.
 
-        Remaining parts of earlier contents stay deferred, because the next content often covers them, for instance if
-        chunks of two widths alternate in a buffer.
+        The parts of earlier contents that lie outside the block stay deferred, because the next content often covers
+        them, for instance if chunks of two widths alternate in a buffer.
         """
         self._must_have_memory()
         place = self.block_of(content.layout, content.dtype)
@@ -400,12 +400,13 @@ class Storage:
 
     @property
     def deferred_sources(self) -> list[npt.NDArray[Any]]:
-        """The memory in HBM from which deferred contents are computed later; it must not change before."""
+        """The memory in HBM from which the deferred contents are computed. Call :meth:`settle` before it changes."""
         return [source for part in self.parts for source in part.sources_within(part.block)]
 
     def _forget(self, block: Rectangle) -> None:
-        """Drop the deferred contents within ``block``; compute a content if an edge of the block cuts one of its
-        elements.
+        """Drop the deferred contents within ``block``.
+
+        If an edge of the block cuts an element of a deferred content, that content is computed instead.
         """
         for part in [*self.parts]:
             left = part.block.outside(block)
@@ -417,10 +418,10 @@ class Storage:
                 self._make(part)
 
     def _make(self, part: Part) -> None:
-        """Compute the elements of ``part``, one of ``parts``.
+        """Compute the elements of ``part``, one of ``parts``, and remove it from ``parts``.
 
-        The part stays in ``parts`` until its elements are in the storage's memory: contents that depend on the old
-        memory are computed first, and some of them (sums of products) read this content and thereby compute it.
+        Deferred contents of other storages that read the old memory are computed first. One of them may already compute
+        ``part``; then nothing remains to be done.
         """
         content = part.content
         if content.reads_itself:

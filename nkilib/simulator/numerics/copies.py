@@ -18,7 +18,8 @@ _SMALLEST_COPIED = 1 << 10
 
 
 def transposed(matrix: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return ``matrix.T`` for reading, of a dense copy if the rows of ``matrix`` are not adjacent in memory.
+    """Return ``matrix.T``, for reading only. If there are gaps between the rows in memory, it is a view of a dense
+    copy.
 
     Rows whose distance is a power of two share a few lines of a cache, and reading their columns takes six times as
     long as reading the columns of a copy.

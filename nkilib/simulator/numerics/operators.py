@@ -179,9 +179,9 @@ def row_maxima(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     """Return the maximum of each row of a bfloat16 array (rows, one or more elements) in float32; NaN if a row has a
     NaN.
 
-    Numpy compares the bit patterns as integers, without a cast. As int16, non-negative numbers are in their own order
-    and above all negative numbers, which are in the opposite order. The magnitude of a NaN's bits exceeds that of
-    infinity: a positive NaN is above every number, and a negative NaN gives the largest unsigned value.
+    The bit patterns are compared as integers, which needs no cast. As int16, non-negative numbers have their own order
+    and exceed all negative numbers, which have the reverse order. So the maximum of a row of negative numbers is the
+    minimum of its int16 patterns. A row has a NaN if its largest int16 or uint16 pattern exceeds that of an infinity.
     """
     signed, unsigned = values.view(np.int16), values.view(np.uint16)
     maxima = np.empty(values.shape[0], np.int16)

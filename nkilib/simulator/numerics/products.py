@@ -63,9 +63,7 @@ def _openblas() -> _Threads | None:
 
 @dataclass
 class _Users:
-    """The number of callers inside :func:`one_thread`, and the number of OpenBLAS threads before the first caller
-    entered.
-    """
+    """The callers inside :func:`one_thread`, and the number of OpenBLAS threads before the first of them."""
 
     count: int = 0
     threads_before: int = 1
@@ -77,7 +75,8 @@ _USERS = _Users()
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute products on the calling thread, in the whole process, until the last caller has left the ``with`` block.
+    """Make all products in this process run on the thread that calls for them, while any caller is in the ``with``
+    block.
 
     This uses functions of OpenBLAS that numpy does not offer. Nothing changes if numpy uses another library;
     :func:`has_one_thread` tells whether the setting has an effect.
@@ -101,7 +100,7 @@ def one_thread() -> Iterator[None]:
 
 
 def has_one_thread() -> bool:
-    """Return whether products of any size are computed on the calling thread now: a caller is inside
+    """Return whether products of any size now run on the calling thread, because a caller is inside
     :func:`one_thread`.
     """
     return _USERS.count > 0
@@ -118,10 +117,10 @@ def _part(size: int, most: int) -> int:
 
 
 def _piece(inner: int, rows: int, columns: int) -> tuple[int, int]:
-    """Return the numbers of rows and columns of the pieces of a product (rows, columns) that sums over ``inner``
-    elements.
+    """Return the height and the width of the pieces in which a product of shape (rows, columns) is computed.
 
-    A piece has twice as many columns as rows if the matrix is wide enough, because BLAS copies both operands.
+    Each element of the product is a sum over ``inner`` elements. A piece is twice as wide as high if the product is
+    wide enough, because BLAS copies both operands.
     """
     most = _ONE_THREAD // inner
     height = _part(rows, isqrt(most // 2))
@@ -130,9 +129,11 @@ def _piece(inner: int, rows: int, columns: int) -> tuple[int, int]:
 
 
 def _stacks(size: int, part: int) -> list[slice]:
-    """Return a slice of all whole parts of ``size`` rows or columns, and one of the last ``part`` rows or columns.
+    """Divide ``size`` rows or columns into parts of length ``part``: return a slice of all whole parts, then one of the
+    rest.
 
-    There is no second slice if the parts have no rest. Where the two slices overlap, the product is computed twice.
+    The second slice also has length ``part``, so that it overlaps the first one, and is missing if there is no rest.
+    The product is computed twice where the slices overlap.
     """
     rest = size % part
     return [slice(0, size - rest), slice(size - part, size)] if rest else [slice(0, size)]

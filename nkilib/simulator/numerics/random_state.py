@@ -42,10 +42,10 @@ def _xorshifted(states: npt.NDArray[np.uint32], steps: int) -> npt.NDArray[np.ui
 
 
 class Xorwow:
-    """The generators of one engine: every lane (partition) has ``streams`` of them, used round-robin.
+    """The generators of one engine: every lane (partition) has ``streams`` of them, which draw numbers round-robin.
 
-    An instruction starts with the first stream of a lane and advances all streams equally often, so that the words
-    alone determine the next numbers.
+    Every instruction starts with the first stream of a lane, and advances all streams of the lane by the same number of
+    steps.
 
     Attributes:
         words: the state, shape (128, streams * 6): for each stream x, y, z, w, v and the counter.
@@ -100,7 +100,7 @@ class RandomState:
 
     @property
     def is_used(self) -> bool:
-        """Whether a kernel has drawn random numbers or seeded a generator. A replay would then have other numbers."""
+        """Whether a kernel has drawn random numbers or seeded a generator."""
         return bool(self._generators)
 
     def of(self, engine: Engine) -> Xorwow:

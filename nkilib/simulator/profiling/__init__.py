@@ -7,7 +7,7 @@
 - ``bounds``: the least time that the hardware needs for the same work;
 - ``profiled_launch``: the instructions and on-chip tensors of the launch, computed on request;
 - ``export``: a picture, and a trace for Perfetto;
-- ``details``: sums by line, device loops, and the times in which no data in a tile is read later, for the HTML page;
+- ``details``: data for the HTML page: sums by line, device loops, and times in which a tile's content is not needed;
 - ``page``: an HTML page with timeline, source, memory and summary;
 - ``why``: the critical path, changes that make the kernel faster in the model, and facts, in sentences.
 """

@@ -141,8 +141,8 @@ def counted_bounds_us(collection: Collection, generation: Generation) -> dict[st
     """Return the least time, in microseconds, that each engine needs for the instructions and transfers of a launch.
 
     The work is spread evenly over the cores. Each byte of input and output crosses HBM once, at the rate of all DMA
-    engines. An instruction that only one engine can run takes its cycles on that engine, as if its elements filled all
-    partitions, or all rows and columns of the Tensor engine.
+    engines. Instructions that several engines can run are left out. The cycles of any other instruction are multiplied
+    by the share of the partitions that it uses (of the rows and columns, for the Tensor engine).
 
     Args:
         collection: the traces of the cores of the launch.

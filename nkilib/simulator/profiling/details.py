@@ -103,8 +103,8 @@ class Details:
         loops_left_out: the number of further runs of device loops.
         meetings: the synchronisations of the cores, as a dict from (core, number of the instruction that waited) to
             (other core, number of its instruction at the same synchronisation).
-        unused_us: for each on-chip tensor of the launch, in their order, the times in which it is unused; None if there
-            were too many instructions to record.
+        unused_us: for each tensor of ``ProfiledLaunch.tensors``, the times (start, end) in which it is unused; None if
+            there were too many instructions to record.
         busy_us: the busy microseconds by core and engine.
     """
 
@@ -213,10 +213,10 @@ def _uses_of(record: CoreRecord) -> dict[int, list[_Use]]:
 
 
 def _unused(uses: Sequence[_Use], nbytes: int) -> Iterator[tuple[float, float]]:
-    """Yield the times in nanoseconds in which no instruction reads the content of a tile later.
+    """Yield the times (start, end), in nanoseconds, in which a tile holds nothing that is read later.
 
-    One is the time from the last read to the last access. The others are the times from a read to the first of the
-    writes that overwrite all ``nbytes`` of the tile before the next read.
+    Such a time begins at the end of a read. It ends at the first write after that read, if the writes before the next
+    read overwrite all ``nbytes`` of the tile. After the last read, it ends with the last access.
     """
     done_ns, begin_ns = 0.0, None
     covered: dict[int, int] = {}

@@ -106,8 +106,8 @@ class _TripsToRun:
     def first(self) -> Trips:
         """Return the iteration counts of the first run.
 
-        The counts are those that the caller asks for. Without ``trips`` all counts are 0 if the kernel states its
-        maximum.
+        They are those that the argument ``trips`` states. If it is None, they are 0 for a kernel that states a maximum,
+        and not stated for any other kernel.
         """
         if self.asked == _ALL:
             return self.all()

@@ -105,7 +105,10 @@ def _nearest(place: str) -> str:
 
 
 def listed(tensors: Iterable[TensorLife]) -> list[str]:
-    """Return a line of text for each group of equal tensors made at one line: number, bytes of a partition, name."""
+    """Return one line of text for each group of equal tensors that one line of the kernel makes.
+
+    The text has the number of tensors, the bytes of a partition, the tensor and the line of the kernel.
+    """
     counts = Counter((life.nbytes, life.tensor, life.place) for life in tensors)
     return [
         f"{f'{count} x' if count > 1 else '':>6} {nbytes:>8,} {tensor}, made at {_nearest(place)}"

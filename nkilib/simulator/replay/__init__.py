@@ -18,7 +18,7 @@ From a launch to its plan:
 
 - ``recorder``: records the instructions while a launch runs;
 - ``stream``: the recorded instructions, on storages without memory;
-- ``data_dependence``: finds the tensors whose data decide which elements a launch accesses;
+- ``data_dependence``: finds the tensors in which data choose the elements that a launch accesses;
 - ``emission``: turns recorded instructions into work;
 - ``work``: the kinds of work;
 - ``passes``: combine work, and remove what is unnecessary;

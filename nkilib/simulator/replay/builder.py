@@ -141,9 +141,10 @@ class RowwiseBuilder:
             self._store(steps, work.dst, rows, values)
 
     def begin(self, steps: Steps, work: Elementwise) -> None:
-        """Add the step that reads the initial values of the reduction of ``work`` in all rows, if it has a reduction.
+        """Add a step that reads the initial values of the reduction of ``work``, in all rows; nothing if there are
+        none.
 
-        The caller adds it before any step that stores a result.
+        Call this before adding any step that stores results, which may overwrite these values.
         """
         if work.reduction is not None and work.reduction.initial is not None:
             steps.call(work.reduction.begin)
@@ -192,9 +193,9 @@ class RowwiseBuilder:
         return copied
 
     def _results(self, work: Elementwise, rows: slice) -> tuple[Operand, bool]:
-        """Return the array in which the results of ``work`` are computed, and whether it is their destination.
+        """Return the array into which ``work`` computes its results, and whether this array is their destination.
 
-        The array is a buffer if the destination has another type than float32, is not a matrix, or is not read.
+        Otherwise it is a buffer: the destination is not float32 or not a matrix, or nothing reads the results there.
         """
         dst = work.dst
         layout = dst.as_matrix()
@@ -204,9 +205,10 @@ class RowwiseBuilder:
         return self._memory.scratch(self._core, "result", (rows.stop - rows.start, dst.width)), False
 
     def _float32(self, steps: Steps, role: str, ref: Ref, rows: slice, landing: Operand | None) -> Operand:
-        """Return the rows ``rows`` of a tile in float32.
+        """Return the rows ``rows`` of the tile ``ref`` in float32.
 
-        A tile of another type is cast into ``landing``, or into the buffer for ``role`` if ``landing`` is None.
+        A tile of another type, or that is no matrix, is cast into ``landing``; if that is None, into the buffer
+        ``role``.
         """
         layout = ref.as_matrix()
         elements = self._memory.array(ref, rows, layout)
@@ -232,7 +234,7 @@ class RowwiseBuilder:
 
 @dataclass(frozen=True)
 class _Copy:
-    """A float32 copy of the operands of a sum."""
+    """A float32 copy of operands of a sum: ``values`` are the elements of ``ref``, which lie in ``storage``."""
 
     ref: Ref
     storage: PlaceholderStorage
@@ -240,7 +242,7 @@ class _Copy:
 
 
 class _SumBuilder:
-    """A builder of the steps for sums of products; it uses a float32 copy of an operand again until the operand
+    """A builder of the steps for sums of products. It keeps a float32 copy of each operand until the operand
     changes.
     """
 

@@ -37,12 +37,12 @@ _BARRIER = "core_barrier"
 
 
 class _Span(NamedTuple):
-    """The bytes of a tensor that one row of an indirect view occupies, as a function of the index.
+    """The bytes of a tensor that one row of an indirect view occupies, counted from the start of the tensor.
 
     Attributes:
         first: the first byte for index 0.
         last: the last byte for index 0.
-        step: the bytes by which the row moves for each step of the index.
+        step: the number of bytes by which both move when the index grows by 1.
         limit: the exclusive upper limit of the index.
         row_bytes: the bytes of a row of the tensor.
     """
@@ -63,11 +63,13 @@ class _Span(NamedTuple):
 
     @property
     def is_long(self) -> bool:
-        """Whether a row of the view may contain a whole row of the tensor besides those in which it begins and ends."""
+        """Whether a row of the view may contain a whole row of the tensor between the rows in which it begins and
+        ends.
+        """
         return self.last - self.first >= 2 * self.row_bytes
 
     def ends(self, index: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        """Return the rows of the tensor in which rows of the view begin or end, for indices in range."""
+        """Return the rows of the tensor in which rows of the view begin or end, for those indices that are in range."""
         rows = index[(index >= 0) & (index < self.limit)].astype(np.int64) * self.step
         return np.concatenate(((rows + self.first) // self.row_bytes, (rows + self.last) // self.row_bytes))
 
@@ -99,7 +101,7 @@ class OwnedRows(NamedTuple):
 
 
 def _filled(owners: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the core that owns each row. A row without an owner gets the owner of the row before it.
+    """Return the core that owns each row. A row without an owner gets the owner of the last owned row before it.
 
     Rows before the first owned row get the owner of that row.
     """
@@ -164,8 +166,8 @@ class DataDependent(NamedTuple):
     Attributes:
         watched: tensors that both cores may access, one of them writing; each replay looks for races.
         divided: shared tensors whose rows the cores divide between them, with the rows that each core may access.
-        unwritten: tensors without values at the beginning of the launch, whose written elements depend on data, or
-            whose rows are gathered before all are written. Each replay checks that it reads no unwritten element.
+        unwritten: tensors without values at the beginning of the launch, if data decide which elements are written, or
+            if rows are gathered before all are written. Each replay checks that it reads no unwritten element.
     """
 
     watched: frozenset[PlaceholderStorage]

@@ -37,11 +37,14 @@ def cores_for(stream: Stream) -> list[Core]:
 
 
 def _mark_outputs(entry: RecordedCall, is_whole: bool) -> None:
-    """Mark the elements that an instruction writes as written, except where its function marks them itself.
+    """Mark the outputs of an instruction as written, except those that its function marks itself
+    (``rule.marks_itself``).
+
+    If that function did not run to its end, the outputs that it certainly writes in full are marked here too.
 
     Args:
         entry: the instruction.
-        is_whole: whether the function of the instruction did not run to its end, because it needs data.
+        is_whole: whether the function of the instruction did not run to its end.
 
     Raises:
         Unplannable: if data decide which elements of PSUM are no longer matmul results.
@@ -123,8 +126,8 @@ class _Emission:
                 )
 
     def _check_sides(self, entry: RecordedCall) -> None:
-        """Add checks that row indices stay within this core's rows, for tensors whose rows the cores divide between
-        them.
+        """Add checks of row indices: in a tensor whose rows the cores divide, this core may access only its own
+        rows.
         """
         for view, _ in entry.tensors:
             side, indirect = self._sides.get(placeholder_of(view)), view.indirect_access

@@ -76,7 +76,7 @@ class AnyRecording(Protocol):
 
     @property
     def error(self) -> Exception | None:
-        """The fault of the recorder because of which no plan can be made, or None."""
+        """The fault of the recorder that prevents a plan; None if the recorder had none."""
 
 
 class AnyPlan(Protocol):
@@ -324,7 +324,7 @@ class Entries:
         return entry
 
     def note_end(self, candidate: Candidate) -> None:
-        """Count a launch that ran instruction by instruction to its end, because its key has no entry yet."""
+        """Count a launch whose key has no entry yet and that ran, instruction by instruction, to its end."""
         number = hash(candidate.key)
         if len(self._ended) >= MOST_COUNTED:
             self._ended.clear()

@@ -142,8 +142,8 @@ class _Collected:
     def add_identity(self, value: Any) -> None:
         """Add an object by its ``id``, because it equals only itself.
 
-        A function brings its code, which may be replaced, and the spec of its module: when a module is loaded again,
-        names in the code refer to other functions.
+        For a function, its code and the spec of its module are added too. The code may be replaced; and when a module
+        is loaded again, names in the code refer to other functions.
         """
         self.parts += (type(value), id(value))
         self.kept.append(value)

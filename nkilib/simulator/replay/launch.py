@@ -38,7 +38,7 @@ from .stream import Stream, placeholder_of, views_in
 
 
 class _Left(NamedTuple):
-    """The arrays that a replayed launch leaves, from which the returned value is made.
+    """The arrays that exist after a replayed launch, from which the value that it returns is made.
 
     Attributes:
         arrays: the argument arrays, followed by the arrays of the tensors that the plan returns.
@@ -53,11 +53,11 @@ _Result = Callable[[_Left], Any]
 
 
 def _result_of(value: Any, tensor: Callable[[View], _Result]) -> _Result:
-    """Return a function that makes the value that a launch returns, with the same nesting as ``value``.
+    """Return a function that makes a launch's return value from a :class:`_Left`, with the same nesting as ``value``.
 
     Args:
         value: the value that the recorded launch returned.
-        tensor: a function that returns, for a tensor in ``value``, the function that makes it.
+        tensor: a function that takes a tensor in ``value``, and returns the function that makes this tensor.
     """
     if isinstance(value, NkiTensor):
         return tensor(value)
@@ -70,13 +70,13 @@ def _result_of(value: Any, tensor: Callable[[View], _Result]) -> _Result:
 
 
 def _tensor(view: View, place: int | None, *, as_torch: bool) -> _Result:
-    """Return a function that makes one of the tensors that a launch returns.
+    """Return a function that makes one of the tensors that a launch returns, from a :class:`_Left`.
 
     The tensor is an array of the launch, an argument itself, or a view of either.
 
     Args:
         view: the tensor that the recorded launch returned.
-        place: the number of the array of which the tensor is a view; None for an argument.
+        place: the index in ``_Left.arrays`` of the array that has the tensor's elements; None if that is an argument.
         as_torch: whether to make a tensor of PyTorch.
     """
     storage, dtype = placeholder_of(view), view.dtype
@@ -224,7 +224,7 @@ def _hindrance(kernel: Kernel, options: Options, free: Options | None) -> str:
     Args:
         kernel: the kernel.
         options: the options in force.
-        free: options that an earlier call has found not to prevent replay; None if there are none.
+        free: an options object that an earlier call has accepted, so that it is not checked again; or None.
     """
     if not options.replay or is_unreplayed():
         return "replay is off"

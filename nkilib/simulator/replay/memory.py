@@ -218,7 +218,7 @@ class Memory:
             self._places[storage.number] = memory[offset : offset + storage.nbytes]
 
     def keep(self, storage: PlaceholderStorage, content: Bytes) -> None:
-        """Use ``content`` as the memory of ``storage``, which no launch changes."""
+        """Use ``content``, which no launch changes, as the memory of ``storage``."""
         self._own[storage.number] = content
 
     def bytes_of(self, storage: PlaceholderStorage) -> Bytes:

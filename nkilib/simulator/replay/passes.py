@@ -83,7 +83,7 @@ def with_sums(works: list[Work]) -> list[Work]:
 
 @dataclass(eq=False)
 class _Load:
-    """A load, whose readers may read HBM instead until a part of the tile is overwritten.
+    """A load. Work that reads the tile may read HBM instead, until a part of the tile is overwritten.
 
     Attributes:
         move: the load.
@@ -111,8 +111,8 @@ class _Load:
 
 
 def _source_of(move: Move) -> Layout | None:
-    """Return the source of a load as a matrix with the rows of the tile; None if the tile cannot be replaced by its
-    source.
+    """Return the source of a load as a matrix with the rows of the tile; None if work cannot read the source
+    instead.
     """
     dst, src = move.dst, move.src
     if not (dst.is_on_chip and src.is_in_hbm and dst.is_block and dst.size >= _SMALLEST):
@@ -149,7 +149,8 @@ def _read(work: Work, loads: dict[int, list[_Load]]) -> None:
 def _drop_loads(loads: dict[int, list[_Load]], ref: Ref) -> None:
     """Update the loads for a write to ``ref``.
 
-    A load of an overwritten tile ends. A load whose source in HBM is overwritten is not current any more.
+    The loads of a tile that ``ref`` overlaps are removed from ``loads``. A load whose source ``ref`` overlaps gets
+    ``is_current`` False.
     """
     tile_loads = loads.get(ref.storage.number)
     if tile_loads:
@@ -259,15 +260,15 @@ def _store_of(move: Move, read_later: dict[int, list[Ref]]) -> _Store | None:
 
 
 def _is_in_place(read: Ref, target: Ref) -> bool:
-    """Return whether each element of ``read`` lies where the result computed from it will be stored in ``target``."""
+    """Return whether element i of ``read`` is where result i is stored in ``target``: layouts and types are equal."""
     return read.as_matrix() == target.as_matrix() and read.dtype == target.dtype
 
 
 def _is_written_for(work: Elementwise, store: _Store) -> bool:
-    """Return whether ``work`` computes exactly the stored elements, and can compute them at the destination of the
-    store.
+    """Return whether ``work`` computes exactly the elements that ``store`` stores, and could compute them in HBM
+    directly.
 
-    Each element that ``work`` reads at the destination must be used only for the result at the same position.
+    If ``work`` reads elements of the store's destination, result i must be the only one that depends on element i.
     """
     dst, src = work.dst, store.move.src
     is_alike = dst.is_block and dst.place == src.place and dst.dtype == src.dtype and not work.is_dst_dead
@@ -294,8 +295,8 @@ def _drop_later_reads(read_later: dict[int, list[Ref]], ref: Ref) -> None:
 
 
 def without_stores(works: list[Work]) -> list[Work]:
-    """Make work compute elements in HBM directly where possible, and return the work without the stores of these
-    elements.
+    """Make work compute its results in HBM directly where possible. Return the work without the stores of these
+    results.
     """
     waiting: dict[int, _Store] = {}  # by the number of the tile's storage
     read_later: dict[int, list[Ref]] = {}
@@ -365,7 +366,8 @@ class _Rows(tuple[int, int]):
 def _may_follow(work: Work, group: Sequence[Any]) -> bool:
     """Return whether ``work`` may join a group.
 
-    No row of ``work`` may access HBM elements that another row of the group writes, nor the reverse.
+    It must access no HBM elements that the group writes. It may write HBM elements that the group reads only where
+    :func:`_is_in_place` holds.
     """
     for other in group:
         for written in other.writes:

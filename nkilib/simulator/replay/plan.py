@@ -7,7 +7,7 @@
 
 A *meeting* is an instruction at which both cores synchronise: a barrier, an exchange of tiles or a collective. A
 *round* is the steps of all cores between two meetings; in a round the cores run one after the other, or in parallel if
-that is faster. Instructions that no steps replace run as in a normal launch, on tensors that have memory.
+that is faster. Some steps run the function of an instruction as in a normal launch, on tensors that have memory.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _TRIALS, _GAIN = 2, 0.75
 
 
 class _Arrived:
-    """A replacement for the launch's barrier at an exchange: the other core has already arrived, with its tile."""
+    """A replacement for the launch's barrier while one core runs an exchange: it holds the tile of the other core."""
 
     def __init__(self, core: int, src: NkiTensor) -> None:
         self._core = core
@@ -58,7 +58,8 @@ class _Arrived:
         self.is_aborted = False
 
     def meet(self, place: str, item: Parcel) -> list[Any]:
-        """Return the data of the other core.
+        """Return the data of the other core: ``item``, the data of this core, with the other core's number and tile
+        instead.
 
         The recording has checked that both cores exchange the same kind of data.
         """
@@ -66,13 +67,13 @@ class _Arrived:
 
 
 class _Agreed:
-    """A replacement for the launch's barrier at a collective: the other core has arrived, with the same operation."""
+    """A replacement for the launch's barrier while the first core runs a collective for both cores."""
 
     def __init__(self) -> None:
         self.is_aborted = False
 
     def meet(self, place: str, item: Any) -> list[Any]:
-        """Return this core's own data as the data of the other core, because both take part with the same data."""
+        """Return ``item``, the data of this core, as the data of the other core: both take part with the same data."""
         return [item]
 
 
@@ -125,7 +126,7 @@ def _synchronise(cores: Sequence[Core], meetings: Sequence[Meeting]) -> None:
 
 
 class _Ways:
-    """The measured times of a round's first runs, sequential and parallel; later runs take the faster way.
+    """The measured times of a round's first runs, sequential and parallel. They decide how later runs of the round run.
 
     Args:
         may_pay: whether the work is large enough for a second thread to be worth its cost.
@@ -154,7 +155,7 @@ class _Run:
     """One run of the steps of a core in a round.
 
     Attributes:
-        error: the error that ended the run in a thread, or None.
+        error: the error that :meth:`in_thread` caught; None if it caught none.
     """
 
     def __init__(self, core: Core, segment: Segment, enters: bool) -> None:
@@ -226,7 +227,9 @@ class _Round:
 
 @dataclass(eq=False)
 class _Late:
-    """A tensor in an array of the launch, for instructions that run as in a normal launch and need a tensor.
+    """A tensor that is an array of the launch, so that its storage gets memory only when a launch begins.
+
+    Some instructions run as in a normal launch, and use views of this tensor.
 
     Attributes:
         storage: the storage of the tensor.

@@ -103,14 +103,15 @@ class _CoreRecorder(Observer):
         self.entries.append(Guarded(self._placeholder_of(view), view.array.tobytes()))
 
     def _guard_offset(self, indirect: Indirect, values: list[Any]) -> None:
-        """Record a check, for the plan, of the tensor elements from which an operand's address was read.
+        """Record, for the plan to check them, the elements from which an operand's address was read.
 
         Args:
             indirect: the address of the operand.
-            values: the parameters of the call.
+            values: the arguments of the call.
 
         Raises:
-            Unplannable: if the tensor is also an operand of the instruction, which may have overwritten it.
+            Unplannable: if an operand of the instruction is in the same storage, which the instruction may have
+                overwritten.
         """
         index = indirect.index
         if not isinstance(index, View):
@@ -272,7 +273,7 @@ class RecordedLaunch(NamedTuple):
         result: the value that the kernel returned to its caller.
         stream: the instructions of the launch; None if no plan can be made of them.
         refusal: the reason why no plan can be made, if ``stream`` is None.
-        error: the fault of the recorder that is this reason, or None.
+        error: the fault of the recorder that prevents a plan; None if the recorder had none.
         before: copies of some of the argument arrays as they were before the launch, by number.
     """
 

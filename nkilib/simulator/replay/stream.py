@@ -216,8 +216,9 @@ class Gathered:
         into[...] = np.take_along_axis(base, self.choice.of(index), 1)
 
     def scatter(self, base: Elements, elements: Elements, index: Elements) -> None:
-        """Copy ``elements`` to the positions in ``base`` that ``index`` chooses; of several for one position the last
-        one stays.
+        """Copy ``elements`` to the positions in ``base`` that ``index`` chooses.
+
+        If ``index`` chooses a position more than once, its last element stays.
         """
         np.put_along_axis(base, self.choice.of(index), elements, 1)
 

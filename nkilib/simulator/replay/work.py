@@ -366,9 +366,8 @@ def _in_step(read: Ref, written: Ref) -> bool:
 
 
 def needs_all_rows(work: Elementwise) -> bool:
-    """Return whether a block of rows of ``work`` would overwrite elements that later blocks read.
-
-    Such work must run on all rows at once.
+    """Return whether ``work`` must run on all rows at once, because a block of rows may overwrite what later blocks
+    read.
     """
     for written in work.writes:
         for read in work.reads:
@@ -378,7 +377,7 @@ def needs_all_rows(work: Elementwise) -> bool:
 
 
 def row_count_of(work: Work) -> int:
-    """Return the number of rows on which row-wise work runs; each row is in one partition."""
+    """Return the number of rows of row-wise work, which are the partitions of its tiles."""
     return work.tile.rows if isinstance(work, Reduced) else work.writes[0].rows
 
 

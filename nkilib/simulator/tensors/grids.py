@@ -361,7 +361,8 @@ class NkiGrid:
         return NkiBlockGrid.of(self._tensor, axes, self._offset)
 
     def with_coordinates_of(self, other: NkiGrid, order: Sequence[int]) -> Self:
-        """Return this grid without the coordinates that integer indices have removed from the grid ``other``.
+        """Return this grid with the coordinates of ``other``: those that integer indices removed from ``other`` are
+        removed.
 
         Args:
             other: the grid from which coordinates were removed.

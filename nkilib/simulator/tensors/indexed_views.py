@@ -142,8 +142,9 @@ def _resolve_key(tensor: View, key: Any) -> list[_Picked]:
 
 
 def _in_two_dimensions(index: View) -> View:
-    """Return an index tensor in two dimensions, without free dimensions of size 1; one of them is kept if all have size
-    1.
+    """Return an index tensor without its free dimensions of size 1; the last one stays if all have size 1.
+
+    A tensor with at most two dimensions is returned unchanged.
     """
     if len(index.shape) <= 2:
         return index
@@ -173,7 +174,7 @@ def _violation(index: Any, kind: str, columns: int | None) -> str:
 def _checked_index_tensor(method: str, view: View, index: Any, kind: str, columns: int | None = 1) -> View:
     """Check that an index is an integer SBUF tensor of the documented shape, and return it in two dimensions.
 
-    Further dimensions of size 1 are removed: the patterns of published kernels have them.
+    Free dimensions of size 1 are removed, because published kernels pass such tensors.
 
     Args:
         method, view: the name of the method and the view that use the index, for messages.
@@ -298,8 +299,8 @@ class IndexedViews(View):
         return self._with(shape, strides, offset)
 
     def _check_direct(self, picked: list[_Picked], indirect: Indirect) -> None:
-        """Check that an index selects all elements along the dimensions that the tensor's dynamic address already
-        indexes.
+        """Check that an index takes all elements of the dimensions on which the tensor's dynamic address already
+        acts.
         """
         if indirect.kind == "tensor":
             taking_part: Sequence[int] = range(self.ndim)

@@ -90,8 +90,8 @@ class PythonOperators(NKIObject):
     __slots__ = ()
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **_: Any) -> bool:
-        """Raise TensorTypeError, except for ``==`` and ``!=`` with a number or array of numpy on the left, which is not
-        equal.
+        """Raise TensorTypeError. Only ``==`` and ``!=`` with a numpy number or array on the left return: False and
+        True.
 
         numpy calls this method for its elementwise functions, and for an operator with a numpy number or array on its
         left.
@@ -508,7 +508,8 @@ class NkiTensor(AccessPatterns, PythonOperators):
         )
 
     def _holds_everywhere(self) -> bool:
-        """Return True if the comparison whose result this tensor is holds everywhere; else raise an error.
+        """For a tensor that is the result of a comparison: return True if all its elements are true, otherwise raise an
+        error.
 
         Examples of ``nki.language`` assert comparisons. On the device every tensor is true; a kernel that continued
         with False would behave differently there. In a launch on shapes the result is True.

@@ -59,7 +59,8 @@ def _text_of(content: Content, line: Line) -> str:
 def _pairs_of_files(before: Content, after: Content) -> Iterator[tuple[int, int]]:
     """Yield pairs of files that are versions of each other.
 
-    Files of the same name are a pair; the remaining files are paired in the order of their time.
+    Files of the same name are a pair. The remaining files of each profile are sorted by the time of the critical path
+    that is spent in them, and paired in this order.
     """
     names = {file["name"]: index for index, file in enumerate(after["files"])}
     found = {index: names[file["name"]] for index, file in enumerate(before["files"]) if file["name"] in names}

@@ -125,7 +125,9 @@ class _Files:
         return (self._paths.of(path), int(number)) if number.isdigit() and path else (self._paths.of(place), 0)
 
     def found(self, place: str) -> tuple[int, int] | None:
-        """Return the line of a ``file:line`` whose path may lack folders; None if no file has that name."""
+        """Return the line of a ``file:line`` whose path is known, or is the end of a known path; None if there is
+        none.
+        """
         path, _, number = place.rpartition(":")
         for index, known in enumerate(self._paths.values):
             if number.isdigit() and (known == path or known.endswith(os.sep + path)):
@@ -133,11 +135,12 @@ class _Files:
         return None
 
     def written(self, used: Mapping[int, set[int]]) -> list[dict[str, Any]]:
-        """Return, for each file, its name, its number of lines, and its text in parts (number of the first line,
+        """Return ``name``, ``size`` (number of lines) and ``parts`` of each file; a part is (number of its first line,
         lines).
 
         Args:
-            used: the numbers of the lines that issue instructions, by the index of the file.
+            used: the numbers of the lines that issue instructions, by the index of the file. A long file has parts near
+                them.
         """
         paths = self._paths.values
         names = Counter(os.path.basename(path) for path in paths)

@@ -139,7 +139,7 @@ def _counts(content: Content) -> str:
 
 
 def _left_out(content: Content) -> Iterator[str]:
-    """Yield a sentence for each kind of thing of which the page shows some only."""
+    """Yield a sentence that says how many runs of device loops the page leaves out, if it leaves out any."""
     shown, left_out = len(content["loops"]), content["loops_left_out"]
     if left_out:
         yield f"The timeline shows {shown:,} runs of device loops, the first of each core; {left_out:,} are left out."

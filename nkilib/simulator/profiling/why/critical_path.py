@@ -3,8 +3,8 @@
 
 """The critical path of a launch: the stretches of time that add up to it, from the last result back to the start.
 
-- :func:`critical_path`: the path, a list of :class:`Link`, one for each stretch. The cause of an instruction's start
-  time, the last thing that it waited for, leads to the link before;
+- :func:`critical_path`: the path, a list of :class:`Link`, one for each stretch. It is followed backwards: the link
+  before an instruction's link is that of the last thing that the instruction waited for;
 - :class:`AnalysedLaunch`, :class:`AnalysedCore`: the instructions that the analysis examines;
 - :class:`TimeModel`: the assumptions of the performance model.
 
@@ -155,7 +155,9 @@ class AnalysedCore:
         return frozenset(loaded)
 
     def last_done(self, model: TimeModel) -> Sequence[int]:
-        """Return, for each position, the number of the instruction up to the position that finishes last."""
+        """Return, for each position, the number of the instruction that finishes last among those up to this
+        position.
+        """
         if not self._last_done:
             latest_ns, latest = -1.0, 0
             for note in self.notes:

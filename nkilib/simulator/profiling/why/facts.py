@@ -76,7 +76,7 @@ def wrapped(sentence: str, first: str = "", others: str = "  ") -> list[str]:
 
 
 def fitted(text: str, width: int) -> str:
-    """Return ``text`` filled with blanks to ``width``, or cut at its beginning."""
+    """Return ``text`` in ``width`` characters: followed by blanks, or with ``...`` in place of its beginning."""
     return f"{text:<{width}}" if len(text) <= width else f"...{text[3 - width :]}"
 
 

@@ -10,7 +10,8 @@
 
 A *program* is the recorded instructions of a core (its *steps*); an *action* is the instruction of a step with its
 tensors. A *storage* is the memory of one tensor; a *part* is the bytes of it that one operand occupies. The *position*
-of an access is the index of the operand, or :data:`BESIDES`.
+of an access is the index of the operand; for other accesses, such as index tensors, it is
+:data:`BESIDES`.
 """
 
 from __future__ import annotations
@@ -178,7 +179,7 @@ Moved = Callable[[int, int, bool], int]
 
 
 def with_storages(program: CoreProgram, moved: Moved) -> CoreProgram:
-    """Return a program with other storages, of the same form and in the same memory.
+    """Return a program whose operands use other storages, each with the properties of the storage that it replaces.
 
     Args:
         program: the program.
@@ -215,16 +216,14 @@ def with_storages(program: CoreProgram, moved: Moved) -> CoreProgram:
 
 
 def slot_of(storage: int, slot: int) -> int:
-    """Return a number for the additional storage ``slot`` of the same form as ``storage``; slot 0 is ``storage``
-    itself.
-    """
+    """Return the number of the ``slot``-th additional storage like ``storage``; slot 0 is ``storage`` itself."""
     return storage if not slot else -(abs(storage) * 1024 + slot)
 
 
 def add_new_tiles(storages: Storages, action: Action | None) -> None:
-    """Add the additional tiles that ``action`` uses to ``storages``.
+    """Add to ``storages`` the tiles that ``action`` uses and that are not in it yet.
 
-    Each gets the properties of an operand of the action with the same footprint.
+    A new tile gets the properties of the action's other operand with the same footprint object.
     """
     accesses = [access for access in (action.operands if action else ()) if access is not None]
     for access in accesses:
@@ -236,8 +235,8 @@ def add_new_tiles(storages: Storages, action: Action | None) -> None:
 def generations(flow: Flow, storages: frozenset[int], end: int) -> list[tuple[int, int, int, int]]:
     """Return the uses of tiles, in the order of their beginnings.
 
-    A use begins when a step writes new data to a tile. The use ends before the step that overwrites the tile when no
-    later step reads the earlier data.
+    A use begins with the step that first writes to a tile. It ends, and the next use begins, with a step that writes to
+    the tile after all data written before have been read for the last time.
 
     Args:
         flow: the flow of the program.
@@ -246,7 +245,7 @@ def generations(flow: Flow, storages: frozenset[int], end: int) -> list[tuple[in
 
     Returns:
         For each use, the storage, the indices of its first and last step, and the index of the first step of the next
-        use.
+        use (``end`` for the last use).
     """
     uses: list[tuple[int, int, int, int]] = []
     for storage in storages:

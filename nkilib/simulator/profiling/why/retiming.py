@@ -35,8 +35,8 @@ class _Core:
     def run(self) -> Generator[float, float, None]:
         """Put the instructions on the timeline.
 
-        At each barrier or exchange it yields the time at which the core arrives, and receives the time at which the
-        last core arrives.
+        At each barrier or exchange, the generator yields the time at which this core arrives, and is sent the time at
+        which the last core arrives.
         """
         timeline = self.timeline
         for step in self._program.steps:

@@ -84,9 +84,9 @@ def _with_more(study: Study, rings: Sequence[_Ring], further: int, program: Core
 
 
 def _rings(study: Study) -> tuple[list[_Ring], Mapping[_Kind, str]]:
-    """Return the rings of tiles that instructions wait to overwrite, the one that is waited for most often first.
+    """Return the rings of tiles that instructions wait to overwrite, most waits first, and a text for each of them.
 
-    The second result is, for each kind of tiles, a text about such a wait.
+    The text, by kind of tiles, says which instruction waits until which other one has read the tile.
     """
     facts = study.facts
     waits: Counter[_Kind] = Counter()
@@ -118,7 +118,7 @@ def _rings(study: Study) -> tuple[list[_Ring], Mapping[_Kind, str]]:
 
 
 def more(study: Study) -> Iterator[Candidate]:
-    """Yield candidates with one, two or three more tiles for some rings, the fewest tiles first."""
+    """Yield candidates that add one, two or three tiles to each of some rings, the fewest additional tiles first."""
     rings, waits = _rings(study)
     sets = [chosen for count in range(1, len(rings) + 1) for chosen in combinations(rings, count)]
     sizes = sorted(((chosen, further) for chosen in sets for further in _FURTHER), key=lambda one: len(one[0]) * one[1])

@@ -87,7 +87,7 @@ class Argument(NamedTuple):
 
     @property
     def form(self) -> Form | None:
-        """The form of the tensor; None if the argument is a constant."""
+        """The shape, strides, type and memory region of the tensor; None if the argument is a constant."""
         return self.value.footprint.form if isinstance(self.value, Access) else None
 
 
@@ -143,7 +143,7 @@ class OldCall:
         return value.key if isinstance(value, Operator) else ""
 
     def form(self, parameter: str) -> Form:
-        """Return the form of the tensor that is passed for ``parameter``."""
+        """Return the shape, strides, type and memory region of the tensor that is passed for ``parameter``."""
         form = self[parameter].form
         assert form is not None
         return form

@@ -4,9 +4,9 @@
 """Other orders of the instructions of a loop: :func:`reordered` yields the candidates.
 
 A *program* is the recorded instructions of a core (its *steps*); a *site* is a call in the kernel. A *loop* is a
-stretch of the program in which the same calls follow each other again and again. In another order several iterations
-run at a time, each call for all of them before the next call; or the second part of an iteration comes after the first
-part of the next one. Tiles that an iteration writes and reads then need further slots.
+stretch of the program in which the same sequence of calls repeats. Two orders are tried. Several iterations run
+together: the first call runs for all of them, then the second call, and so on. Or iterations overlap: the first part of
+the next iteration runs before the second part of this one. Tiles may then need further slots.
 
 An inner loop is many stretches with the same calls, which change together. The loop around it is tried as well.
 """
@@ -55,7 +55,7 @@ def _loops(program: CoreProgram, ignored: frozenset[Site] = frozenset()) -> list
 
     Args:
         program: the program of a core.
-        ignored: calls that begin no iteration: the calls of inner loops, when outer loops are wanted.
+        ignored: calls that cannot begin an iteration: the calls of inner loops, to find the loops around them.
     """
     sites = [step.site if isinstance(step, Step) else None for step in program.steps]
     last: dict[Site, int] = {}
@@ -165,14 +165,14 @@ def _uses(
 
 
 def _held(uses: Sequence[_Use], most: int) -> tuple[dict[tuple[int, int], int], int]:
-    """Return the storage of each use in the new order, and the number of storages.
+    """Assign storages, round-robin, to the uses in the new order; return the storage of each use and the number of
+    storages.
 
-    There are at least ``most`` storages, used round-robin, and more if all of them are in use at one time. The keys of
-    the first result are pairs (storage in the old order, first step in the old order).
+    The keys of the first result are pairs (storage, first step) of a use in the old order.
 
     Args:
         uses: the uses of one operand.
-        most: the least number of storages.
+        most: the least number of storages; there are more if the old order had more, or if all are in use at one time.
     """
     slots = list(dict.fromkeys(use.storage for use in uses))
     slots += [slot_of(slots[0], _FIRST_SLOT + number) for number in range(len(slots), most)]
@@ -192,9 +192,10 @@ def _held(uses: Sequence[_Use], most: int) -> tuple[dict[tuple[int, int], int], 
 
 
 def _slots(by_operand: Mapping[_Operand, list[_Use]]) -> tuple[dict[tuple[int, int], int], int]:
-    """Return the storage of each use in the new order, as :func:`_held` does, and the most tiles that a call needs.
+    """Return the storage of each use in the new order (keys as in :func:`_held`), and the least number of tiles of an
+    operand.
 
-    Only calls that have too few tiles count; the number is 1 if all calls have enough.
+    It is the most tiles that an operand with too few tiles needs; 1 if none has too few.
     """
     # A call that writes a new tile each time needs no more.
     tiles = {operand: len({use.storage for use in uses}) for operand, uses in by_operand.items()}
@@ -258,7 +259,9 @@ def _largest(program: CoreProgram, loops: Sequence[_Loop]) -> list[_Loop]:
 
 
 def _nest(program: CoreProgram) -> list[list[_Loop]]:
-    """Return the loops with most steps, and the loops around them; loops of equal iterations are one item."""
+    """Return the largest group of loops with equal iterations, then the group of the loops around them, if there is
+    one.
+    """
     inner = _largest(program, _loops(program))
     if not inner:
         return []
@@ -274,7 +277,7 @@ def _sorted(study: Study, length: int, key: _Key, program: CoreProgram) -> CoreP
 
 
 def reordered(study: Study) -> Iterator[Candidate]:
-    """Yield candidates that run several iterations of the longest loops at a time, or overlap successive iterations."""
+    """Yield candidates that run several iterations of a loop together, or overlap successive iterations."""
     for loops in _nest(study.main):
         yield from _reordered(study, loops)
 

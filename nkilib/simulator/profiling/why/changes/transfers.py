@@ -119,9 +119,9 @@ def _goes_on(before: Step, step: Step) -> bool:
 
 
 def _runs(site: Site, program: CoreProgram) -> list[list[int]]:
-    """Return groups of indices of transfers of the call ``site``.
+    """Return groups of transfers of the call ``site``, as lists of indices of steps.
 
-    The transfers of a group move neighbouring parts of one tile, with nothing but transfers in between.
+    The transfers of a group move adjacent parts of one tile. Between them there are only transfers of other tiles.
     """
     runs: list[list[int]] = []
     is_open = False
@@ -250,14 +250,14 @@ def _words(study: Study, queue: str) -> str:
 
 
 class _Choice(NamedTuple):
-    """The transfers whose descriptors the compiler chooses.
+    """The transfers for which the kernel leaves the kind of descriptors to the compiler.
 
     Attributes:
-        transfers: the number of these transfers.
+        transfers: the number of these transfers, on all cores.
         text: the part of a message that gives the number of transfers and the calls that issue most of them.
         sites: the calls that issue them.
-        queue: the queue of the first transfer.
-        other: the queue that the first transfer would have with the other kind of descriptors.
+        queue: the queue on which the model runs the first of them.
+        other: the queue on which it would run with the other kind of descriptors, software or hardware.
     """
 
     transfers: int
