@@ -73,7 +73,7 @@ class _Forward:
     Attributes:
         launch: the launch of the kernel.
         stream: the stream of the input.
-        scratch: float32 tiles for squared hinges, if p = 2; None if p = 1.
+        scratch: float32 tiles for terms, if p = 2; None if p = 1, whose terms overwrite the input.
         zeros_sbuf: a tile of zeros, bfloat16 [128, columns of a chunk].
     """
 
@@ -254,8 +254,8 @@ class _Backward:
     ) -> None:
         """Write derivatives of the terms to ``dst_sbuf``, and their sum over each row to ``sum_sbuf``.
 
-        :meth:`_factor` is not multiplied yet. For p = 1 a derivative is 1 where the term is positive, else 0; for p = 2
-        it is relu(x_j - x_t + margin). ``unused_sbuf`` is a scratch tile.
+        The derivatives do not include :meth:`_factor`. For p = 1 a derivative is 1 where the term is positive, else 0;
+        for p = 2 it is relu(x_j - x_t + margin). ``unused_sbuf`` is a scratch tile.
         """
         if self.launch.options.p == 2:
             hinges(dst_sbuf, input_sbuf, pending.thresholds.bias_sbuf, sum_sbuf)

@@ -341,7 +341,7 @@ class Chosen:
 
 
 def _add_sum(sums: PartialSums, tile: ClassTile, values_sbuf: nl.NkiTensor) -> None:
-    """Add ``values_sbuf``, summed over each partition, to partial sum number ``tile.part``; it is overwritten."""
+    """Sum ``values_sbuf`` over each partition, in place, and add the result to partial sum number ``tile.part``."""
     total_sbuf = sums.of_part(tile.part, tile.partitions)
     if tile.is_first:
         sum_in_place(values_sbuf, total_sbuf)

@@ -12,7 +12,8 @@ time.
 
 The gradient of a tensor is a sum of derivatives of distances, each times a coefficient. The backward recomputes the
 differences of the tensors, and from them the derivatives. The forward returns the coefficients, one for each row and
-distance: 0 where the loss is 0, else for p = 2, for example, 1 / d(a, p) and -1 / d(a, n).
+distance: 0 where margin + d(a, p) - d(a, n) is negative; elsewhere for p = 2, for example, 1 / d(a, p) and
+-1 / d(a, n).
 """
 
 from __future__ import annotations

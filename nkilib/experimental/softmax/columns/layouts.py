@@ -175,7 +175,7 @@ class PsumBanks:
 
 
 def natural_shape(windows: list[Window], parts: list[Part]) -> tuple[int, ...]:
-    """Return the shape of a natural tile: [partitions, outer, segments, lines, inner], the largest of all parts.
+    """Return a shape of natural tiles that is large enough for every part: (partitions, outer, segments, lines, inner).
 
     The elements of a segment are divided over partitions; a line is one element of every partition (:class:`.Segment`).
     """

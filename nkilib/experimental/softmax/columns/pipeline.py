@@ -208,8 +208,8 @@ class Schedule:
 class Arithmetic(Protocol):
     """The interface of the computation on items.
 
-    The argument ``views`` holds the views of an item, by the index of the :class:`Reader`; a view is absent in phases
-    before the first one in :attr:`Reader.phases` of the pass.
+    The argument ``views`` holds the views of an item, by the index of the :class:`Reader`. A reader has a view from the
+    phase in :attr:`Reader.phases` to the end of the pass.
     """
 
     def begin(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:

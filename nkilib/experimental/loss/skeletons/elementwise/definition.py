@@ -82,11 +82,11 @@ class Piece:
         return self.scratch.next(*self.shape)
 
     def bfloat16(self) -> nl.NkiTensor:
-        """Return a tile like :meth:`float32`, which also counts as one, but in bfloat16, which Vector writes faster."""
+        """Return :meth:`float32` as a bfloat16 tile of the piece's size; Vector has fast modes for 16 bits."""
         return self.float32().view(nl.bfloat16)[:, 0 : self.shape[1]]
 
     def like(self, name: str) -> nl.NkiTensor:
-        """Return a tile like :meth:`float32`, which also counts as one, but in the type of the tensor ``name``."""
+        """Return :meth:`float32` as a tile of the piece's size in the type of the tensor ``name``."""
         return self.float32().view(self.tensors[name].dtype)[:, 0 : self.shape[1]]
 
     def constant(self, number: float) -> nl.NkiTensor:
