@@ -3,8 +3,8 @@
 
 """The registry of losses: one entry per loss, in the order of the documentation.
 
-The entries determine the pages docs/reference/losses*.md, the names and launches of ``python -m nkilib profile``,
-the cases of ``python -m nkilib verify``, the benchmarks, and the parameters of tests. For host code.
+Read by: the pages docs/reference/losses*.md, ``python -m nkilib profile`` (names and launches),
+``python -m nkilib verify`` (cases), the benchmarks and the tests. For host code.
 """
 
 from __future__ import annotations

@@ -3,11 +3,12 @@
 
 """Temperatures of positions as tensors: :class:`Temperatures` loads the temperatures and computes scales from them.
 
-The logits are divided by a temperature T, so a scale is 1 / T, or c / T under a softcap c
-(:class:`nkilib.core.rows.scale.RowScale`). A temperature that is a Python number is compiled into the kernel. A tensor
-of temperatures is read when the kernel runs, so new values need no new compilation.
+Logits are divided by a temperature T. The kernels multiply by a *scale* instead, such as 1 / T, or c / T with a softcap
+c (:class:`nkilib.core.rows.scale.RowScale`). A temperature that is a Python number is compiled into the kernel; a
+tensor of temperatures is read when the kernel runs, so new values need no new compilation.
 
-Rows are positions. Rows are loaded for a group of batches at a time, into tiles [rows of a batch, batches].
+Rows are positions. A *batch* is up to 128 rows, one per partition. Temperatures are loaded for a group of batches at a
+time, into tiles [rows of a batch, batches].
 """
 
 from __future__ import annotations
@@ -29,14 +30,10 @@ class TemperatureLimits:
 
 
 class LoadedRows(Protocol):
-    """An object that loads the elements of vectors that belong to certain rows: a batch, a group of batches, or all
-    rows.
-    """
+    """An object that stands for some rows (a batch, a group of batches, or all rows), and loads per-row scalars."""
 
     def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
-        """Load the elements of a vector [N] that belong to the object's rows into a new tile [rows of a batch,
-        batches].
-        """
+        """Load the elements of a vector [N] for the object's rows into a new tile [rows of a batch, batches]."""
 
 
 @dataclass(frozen=True)
@@ -62,15 +59,15 @@ class Temperatures:
     ) -> Temperatures:
         """Load the temperatures of a group of batches.
 
-        A temperature outside the limits (0 and NaN included) becomes NaN, which makes the results of its row NaN.
+        A temperature outside the limits (such as 0 or NaN) becomes NaN, which makes the results of its row NaN.
 
         Args:
             temperature_hbm: float32 [N], one temperature per position, or [1], one for all positions.
-            rows: loads the elements that belong to the group's rows.
+            rows: the rows of the group, which load a vector [N].
             shape: the shape of the tile, (rows of a batch, batches).
             limits: the range of accepted temperatures.
-            valid_sbuf: uint32 of shape ``shape``, 0 for ignored rows. An ignored row with a temperature outside the
-                limits gets the temperature 1, so that its gradient is 0. None: no row is ignored.
+            valid_sbuf: uint32 of shape ``shape``: 0 for ignored rows, else 1. An ignored row with a temperature outside
+                the limits gets the temperature 1, so that its gradient is 0. None: no row is ignored.
         """
         if tuple(temperature_hbm.shape) == (1,):
             loaded_sbuf = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -98,11 +95,11 @@ class Temperatures:
 
     @property
     def factors(self) -> RowScale:
-        """The temperatures themselves as :class:`RowScale`, to multiply the values of each row by its temperature."""
+        """The temperatures T themselves as a :class:`RowScale`, for values that are multiplied by T, not by 1 / T."""
         return RowScale(self.rows_sbuf, self.limits.least, self.limits.most)
 
     def scale(self, unit: float) -> RowScale:
-        """Return the scales ``unit`` / T, with the temperature T of each row."""
+        """Return the scales ``unit`` / T, with the temperature T of each row, as a :class:`RowScale`."""
         inverses_sbuf = float32_like(self.rows_sbuf)
         nisa.reciprocal(dst=inverses_sbuf, data=self.rows_sbuf)
         rows_sbuf = inverses_sbuf if unit == 1.0 else scaled(inverses_sbuf, unit)

@@ -3,16 +3,15 @@
 
 """Softmax and log-softmax along any axis, and their gradients from the saved output, as kernels to launch.
 
-:mod:`nkilib.experimental.softmax.inline` offers them as functions to call from NKI code.
+For example ``y = softmax_forward[2](x, axis)``, then ``grad_x = softmax_backward[2](grad, y, axis)``.
 
-y = softmax_forward[2](x, axis) grad_x = softmax_backward[2](grad, y, axis)
-
-``kernels`` has the signatures and checks, ``inline`` the functions for NKI code, and ``tensors`` the views [O, C, I],
-the softmax modes and the types. The loops for the last axis are in ``rows`` and ``rows_backward``;
-:mod:`nkilib.core.rows.row_plan` has their pieces, partitions and batches, ``row_schedule`` the order of the
-instructions, and ``row_statistics`` the maxima and sums of rows. ``columns`` has the loops for other axes. For host
-code, ``tiling`` has the tiling and its choice, ``host`` the kernels to launch, with guarantees, work, references and
-bounds, and ``profiling`` profiles of launches.
+- ``kernels``: signatures and checks; ``inline``: the same functions, to call from NKI code;
+- ``tensors``: views [O, C, I] of tensors, the softmax modes and the types;
+- ``rows``, ``rows_backward``: the loops for the last axis; ``row_schedule``: the order of their instructions;
+  ``row_statistics``: maxima and sums of rows; :mod:`nkilib.core.rows.row_plan`: the division of rows;
+- ``columns``: the loops for other axes;
+- for host code, ``tiling``: the tiling and its choice; ``host``: the kernels to launch, with guarantees, work,
+  references and bounds; ``profiling``: profiles of launches.
 """
 
 from typing import TYPE_CHECKING, Final

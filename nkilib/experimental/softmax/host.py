@@ -5,20 +5,20 @@
 bounds.
 
 For each kernel of :mod:`.kernels`, such as ``softmax_forward``, there are a guarantee (``SOFTMAX_FORWARD``), a
-reference (``softmax_reference``) and a bound on the error (``softmax_bound``); for the gradients, their names contain
+reference (``softmax_reference``) and a bound on the error (``softmax_bound``); the names for a gradient contain
 ``backward``.
 
 In the bounds, u = 2^-23, so that one rounding to float32 changes a value v by at most u / 2 * |v|. For a row x of C
 elements, m is its maximum, d the sum of exp(x - m), and p = exp(x - m) / d. y is the result of the forward, dy its
-gradient, and dx the result of the backward.
+gradient, and dx the result of the backward. Each item below ends with the bound that it derives.
 
-- d: the error is at most 16 u d, as in ``cross_entropy/bounds.py``, whose sums are formed in the same way. Its sources
-  are the rounding of arguments, u / 2 * sum p (m - x) <= u / 2 * log C; exp, for which 2.6 u are allowed (numpy's has
-  an error of up to 1.8 u on any CPU), and 2.6 u more for the weight of a piece or a partition; and the sum.
-- log-softmax: y = (x - m) - log d. The difference and the result are rounded, half a unit each of their values, and a
-  relative error of d is an absolute error of log d: 16 u max(1, m - x, log d).
-- softmax: y = exp(x - m) * (1 / d). The argument is rounded, which adds u / 2 * (m - x) of the exponential; exp, 1 / d
-  and the product add 4 u: 16 u y max(1, m - x).
+- d: rounding of the arguments of exp, u / 2 * sum p (m - x) <= u / 2 * log C; 2.6 u for exp (numpy's has an error of up
+  to 1.8 u on any CPU); 2.6 u for the weight of a piece or a partition; and the additions. In all 16 u d, as in
+  ``cross_entropy/bounds.py``, whose sums are formed in the same way.
+- log-softmax, y = (x - m) - log d: u / 2 of the difference x - m, u / 2 of the result, and the relative error of d,
+  which is an absolute error of log d: 16 u max(1, m - x, log d).
+- softmax, y = exp(x - m) * (1 / d): rounding of the argument adds u / 2 * (m - x) of the exponential; exp, 1 / d and
+  the product add 4 u; d adds its relative error: 16 u y max(1, m - x).
 - softmax of 16-bit rows that keeps the exponentials of pieces, of maximum m_k: y = exp(x - m_k) * (exp(m_k - m) / d);
   on several partitions the factor has two exponentials. A difference of 16-bit numbers is exact unless one is more than
   2^16 times the other; then it is rounded by at most u / 2 of it, which is u / 2 * (m - x) for all arguments of y. Up
@@ -30,8 +30,9 @@ gradient, and dx the result of the backward.
   1,024 elements are added at a time, and then those sums.
 - gradients: dx = dy - exp(y) s and dx = y (dy - s) round three times more, each u / 2 of a term.
 
-Results are rounded to their type once: half a unit of the last place, or of the smallest subnormal number. Float32
-results may flush to zero: ``SMALLEST_NORMAL``. The bounds hold for the simulator; they were never measured on hardware.
+Results are rounded to their type once: half a unit in the last place, or half the smallest subnormal number. Float32
+results may be flushed to zero: ``SMALLEST_NORMAL``. The bounds hold for the simulator; they were never measured on
+hardware.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 
 """Softmax and log-softmax along any axis, and their gradients, as plain functions that check their arguments.
 
-The gradients are computed from the saved output of the forward. Every tensor is viewed as [O, C, I]: C elements along
-the axis, O elements outside it and I inside it (:mod:`.tensors`). If I is 1, the loops of :mod:`.rows` process one or
-more rows per partition, else the loops of :mod:`.columns` process columns. All arguments are checked before the first
-instruction.
+The gradients are computed from the saved output of the forward. Every tensor is viewed as [O, C, I] (:mod:`.tensors`):
+C is the size of the axis, O the product of the sizes of the dimensions before it, and I of those after it. If I is 1,
+the loops of :mod:`.rows` compute the result, else the loops of :mod:`.columns`. All arguments are checked before the
+first instruction.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CHUNK_SIZE_MAX = 65535
 
 
 def validated_axis(function: str, name: str, tensor_hbm: nl.NkiTensor, axis: int) -> int:
-    """Return ``axis`` as a number from 0 on, after a check of the rank and the axis.
+    """Check the rank of a tensor and the axis, and return the axis as a number from 0 on.
 
     Args:
         function: the name of the calling function, for error messages.
@@ -70,7 +70,7 @@ def require_softmax_type(function: str, name: str, dtype: nl.DType) -> None:
 
 
 def require_chunk_size(function: str, chunk_size: int | None) -> None:
-    """Check that ``chunk_size`` is None or a number of elements that an instruction can process.
+    """Check that ``chunk_size`` is None, or an integer of elements that an instruction can process.
 
     Raises:
         AssertionError: if the value is not accepted; the message has function, requirement, value and remedy.
@@ -79,7 +79,7 @@ def require_chunk_size(function: str, chunk_size: int | None) -> None:
 
 
 def require_partitions_per_row(function: str, partitions_per_row: int | None) -> None:
-    """Check that ``partitions_per_row`` is None or a number of partitions.
+    """Check that ``partitions_per_row`` is None or an integer from 1 to 128.
 
     Raises:
         AssertionError: if the value is not accepted; the message has function, requirement, value and remedy.
@@ -110,7 +110,7 @@ def validate_pair(function: str, grad_hbm: nl.NkiTensor, output_hbm: nl.NkiTenso
 
 
 def validate_inplace(function: str, inplace: bool, grad_hbm: nl.NkiTensor, dtype: nl.DType) -> None:
-    """Check that with ``inplace`` the result's type ``dtype`` is the type of the gradient that is overwritten.
+    """Check that, if ``inplace`` is True, the result's type ``dtype`` is the type of ``grad_hbm``.
 
     Raises:
         AssertionError: if the types differ; the message has function, requirement, value and remedy.

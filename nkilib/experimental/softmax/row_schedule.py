@@ -4,14 +4,15 @@
 """The order in which a loop over rows issues its instructions: :func:`run` issues the stages of :class:`Stages`.
 
 A *batch* is a set of rows that are in SBUF together (:class:`RowBatch`). A *piece* is the part of a batch that one
-instruction handles: some rows, or some columns of them (:class:`RowPiece`). Every piece is processed twice: a first
-pass computes the statistics of the piece (such as maxima and sums); then the statistics of a batch's pieces are
-combined; a second pass computes the results of the piece. A *stage* is one of these kinds of work.
+instruction handles: some rows, or some columns of them (:class:`RowPiece`). Three kinds of work follow one another:
 
-Each engine and each DMA queue runs its instructions in the order of issue. So the loop runs in *steps*, and issues an
-instruction late enough that its operands are ready: each combining stage one step after the stage before, the second
-pass of a piece after all combining stages, and the store of its results one step later. Otherwise a store that waits
-would delay the loads behind it in the same queue.
+1. The first pass computes the statistics of each piece of a batch, such as maxima and sums.
+2. *Combining stages* combine the statistics of the batch's pieces.
+3. The second pass computes the results of each piece.
+
+Each engine and each DMA queue runs its instructions in the order of issue, so an instruction that waits delays those
+behind it. Therefore the loop runs in *steps*, and issues work late enough that its operands are ready: each combining
+stage one step after the previous one, and the store of a piece's results one step after their computation.
 """
 
 from __future__ import annotations
@@ -40,9 +41,7 @@ class Stages(Protocol):
 
     @property
     def batches_on_chip(self) -> int:
-        """The number of batches that have tiles at the same time: batch n reuses the tiles of batch n -
-        ``batches_on_chip``.
-        """
+        """The number of batches that have tiles at the same time; batch n reuses the tiles of batch n minus this."""
 
     @property
     def combining_stages(self) -> int:
@@ -50,7 +49,7 @@ class Stages(Protocol):
 
     @property
     def most_taken(self) -> int | None:
-        """The maximum number of pieces between :meth:`take` and :meth:`finish`; None for no maximum."""
+        """The maximum number of pieces that :meth:`take` has processed and :meth:`finish` has not; None: no maximum."""
 
     def load(self, number: int, piece: RowPiece) -> None:
         """Issue the load of a piece from HBM into its tile."""
@@ -65,20 +64,17 @@ class Stages(Protocol):
     def prepare(self, number: int, piece: RowPiece) -> None:
         """Issue work that :meth:`open` needs.
 
-        The loop calls this method two steps before :meth:`take`.
+        The loop calls this method two steps before :meth:`take` of the piece; for the first two pieces, in step 0.
         """
 
     def open(self, number: int, piece: RowPiece) -> None:
-        """Compute the statistics of a piece that :meth:`take` needs, for example maxima.
+        """Compute those statistics of a piece that :meth:`take` needs, for example maxima.
 
-        The loop calls this method one step before :meth:`take`.
+        The loop calls this method one step before :meth:`take` of the piece; for the first piece, in the same step.
         """
 
     def take(self, number: int, piece: RowPiece) -> None:
-        """Compute the remaining statistics of a piece, for example sums.
-
-        The loop calls this method one step after :meth:`open`.
-        """
+        """Compute the remaining statistics of a piece, for example sums."""
 
     def combine(self, number: int, stage: int) -> None:
         """Issue combining stage number ``stage``, counted from 0, of a batch."""
@@ -92,9 +88,8 @@ class Stages(Protocol):
 
 @dataclass(frozen=True)
 class _Due:
-    """A stage that is issued in step number ``step`` or later.
-
-    ``piece`` is None for a combining stage, whose number is ``stage``.
+    """Work that waits to be issued, in step number ``step`` or later: for batch ``number``, combining stage ``stage``
+    if ``piece`` is None, else :meth:`Stages.finish` or :meth:`Stages.store` of the piece.
     """
 
     step: int
@@ -104,9 +99,7 @@ class _Due:
 
 
 class _Run:
-    """The state of the loop: counts of the pieces for which each stage has been issued, and stages that wait for a
-    later step.
-    """
+    """The state of the loop: for each kind of work the number of pieces done, and queues of work that waits."""
 
     def __init__(self, stages: Stages) -> None:
         self.stages = stages
@@ -188,7 +181,7 @@ class _Run:
                 self.stored_batches, self.stored_pieces = due.number + 1, 0
 
     def _is_free(self, number: int, piece: RowPiece) -> bool:
-        """Return whether the results of the earlier batch that used the tile of a piece have been stored."""
+        """Return whether the place of a piece is free: the results of the earlier batch in it are stored."""
         before = number - self.stages.batches_on_chip
         if before < self.stored_batches:
             return True

@@ -9,15 +9,16 @@ exp(x - m_k). With m = max over k of m_k,
 
     d = sum over the row of exp(x - m) = sum over k of s_k * exp(m_k - m)
 
-(Milakov and Gimelshein, arXiv 1805.02867, in its parallel form); the same holds for the partitions of a row. The tiles
-hold -m_k, which an activation takes as its ``bias``, clamped to the finite range from above: a piece of -inf only then
-gives exp(-inf + highest) = 0, not NaN from inf - inf, and a row of -inf only gives d = 0, from which NaN follows as in
-PyTorch. A +inf is not clamped: it makes its row NaN at once.
+(Milakov and Gimelshein, arXiv 1805.02867, in its parallel form). A row that lies on several partitions has m and d for
+each partition first, which are combined in the same way.
 
-The combination takes :func:`num_stages` stages, which :class:`RowStatistics` issues. :func:`negated_maximum` computes
-the maxima of pieces, also from the maxima of pairs of elements that GpSimd computed. :class:`Lines` combines the
-statistics of a row's partitions, after :func:`nkilib.core.rows.row_plan.on_line` has brought them side by side on one
-partition.
+The tiles hold -m_k, which an activation takes as its ``bias``. The kernel clamps -m_k to at most the largest finite
+number. So a piece of nothing but -inf gives exp(-inf + largest) = 0, not NaN; a row of nothing but -inf gives d = 0,
+from which NaN follows, as in PyTorch. A +inf makes its row NaN.
+
+:class:`RowStatistics` combines the statistics in :func:`num_stages` stages. :class:`Lines` combines the statistics of a
+row's partitions, after :func:`nkilib.core.rows.row_plan.on_line` has brought them side by side on one partition.
+:func:`negated_maximum` computes -m_k.
 """
 
 from __future__ import annotations
@@ -44,18 +45,18 @@ def _divide(kind: Kind, dst_sbuf: nl.NkiTensor, sums_sbuf: nl.NkiTensor) -> None
 
 @dataclass
 class Lines:
-    """The statistics of rows that lie on several partitions, on one partition where they are combined.
+    """The statistics of rows that lie on several partitions, brought to one partition, where they are combined.
 
-    The tiles are float32, [1, rows, parts] or [1, rows]; the parts of a row are its elements on each of its partitions.
+    A *part* of a row is its elements on one of its partitions. All tiles are float32.
 
     Attributes:
-        kind: softmax or log-softmax, which decides the divisor.
-        neg_max_psum, sums_psum: -m and d of each part of a row.
-        weights_sbuf: exp(m of a part - m of its row).
-        row_neg_max_sbuf: -m of each row.
-        divisor_sbuf: d of each row; :meth:`divide` replaces d by log d, or for softmax by 1 / d.
-        back_psum: values that were copied back to the partitions of each row, each [partitions, 1]: -m and the divisor
-            after :meth:`spread`, the factor after :meth:`spread_scale`.
+        kind: softmax or log-softmax.
+        neg_max_psum, sums_psum: -m and d of each part, [1, rows, parts].
+        weights_sbuf: (m of the part) - (m of the row), then the exponential of this difference, [1, rows, parts].
+        row_neg_max_sbuf: -m of each row, [1, rows].
+        divisor_sbuf: d of each row, then log d, or 1 / d for softmax, [1, rows].
+        back_psum: tiles [partitions, 1] with a value for each part on its partition: -m and the divisor of the row
+            after :meth:`spread`, one factor after :meth:`spread_scale`.
     """
 
     kind: Kind
@@ -68,7 +69,7 @@ class Lines:
 
     @classmethod
     def make(cls, kind: Kind, batch: RowBatch, neg_max_sbuf: nl.NkiTensor, sums_sbuf: nl.NkiTensor) -> Lines:
-        """Move -m and d of each part of a row, [partitions, 1], from all partitions to one partition."""
+        """Bring -m and d of each part, [partitions, 1], to one partition, and allocate the other tiles."""
         shape = (1, batch.lines, batch.plan.parts)
         neg_max_psum, sums_psum = on_line(neg_max_sbuf).reshape(shape), on_line(sums_sbuf).reshape(shape)
         row = (1, batch.lines)
@@ -100,7 +101,7 @@ class Lines:
         self.back_psum = [off_line(line_sbuf, parts) for line_sbuf in (self.row_neg_max_sbuf, self.divisor_sbuf)]
 
     def spread_scale(self) -> None:
-        """Copy to each partition of a row the factor exp(m of the part - m of the row) times the divisor of the row."""
+        """Compute exp(m of the part - m of the row) / d for each part, and copy this factor to the part's partition."""
         _, rows, parts = self.weights_sbuf.shape
         scales_sbuf, divisor_sbuf = self.weights_sbuf, self.divisor_sbuf.expand_dim(2).broadcast(2, parts)
         nisa.tensor_tensor(dst=scales_sbuf, data1=scales_sbuf, data2=divisor_sbuf, op=nl.multiply)
@@ -108,10 +109,7 @@ class Lines:
 
 
 def _stages(plan: RowPlan) -> list[Callable[[RowStatistics], None]]:
-    """Return the stages that combine the statistics of a batch, in the order of issue.
-
-    Within a stage, only the Tensor engine waits for another engine.
-    """
+    """Return the stages that combine the statistics of a batch, in the order of issue."""
     if plan.is_whole:
         return [RowStatistics.divide]
     of_pieces = [RowStatistics.take_distances, RowStatistics.take_weights, RowStatistics.sum_pieces]
@@ -137,15 +135,16 @@ class RowStatistics:
     """The statistics of the rows of a batch, float32; the head of the module defines m_k, s_k, m and d.
 
     Attributes:
-        kind: softmax or log-softmax, which decides the divisor.
+        kind: softmax or log-softmax.
         batch: the batch of rows.
-        neg_max_sbuf: -m_k, [partitions, rows per partition, pieces of a row]; replaced by m_k - m, by exp(m_k - m) and,
-            where exponentials are kept, by exp(m_k - m) / d.
-        sums_sbuf: s_k, of the same shape; replaced by s_k * exp(m_k - m).
-        row_neg_max_sbuf: -m, [partitions, rows per partition].
+        neg_max_sbuf: -m_k, then m_k - m, then exp(m_k - m), and at last, if exponentials of pieces are kept,
+            exp(m_k - m) / d: [partitions, rows per partition, pieces of a row].
+        sums_sbuf: s_k, then s_k * exp(m_k - m), of the same shape.
+        row_neg_max_sbuf: -m, [partitions, rows per partition]; m of the row's elements in the partition until
+            :meth:`bring_back`.
         divisor_sbuf: log d, or 1 / d for softmax, [partitions, rows per partition].
-        total_sbuf: the sum d over the columns in the partition, [partitions, rows per partition].
-        lines: the statistics of rows on several partitions, while :class:`Lines` combines them; else None.
+        total_sbuf: d of the row's elements in the partition, [partitions, rows per partition].
+        lines: from :meth:`sum_pieces` on, the statistics of rows that lie on several partitions; else None.
     """
 
     kind: Kind
@@ -178,7 +177,7 @@ class RowStatistics:
     def combine(self, stage: int) -> None:
         """Issue combining stage number ``stage``, counted from 0.
 
-        If each stage is issued in a step of its own, no engine waits for the results of another engine.
+        Issue each stage in a step of its own, so that no engine waits for the results of another engine.
         """
         _stages(self.batch.plan)[stage](self)
 
@@ -187,7 +186,7 @@ class RowStatistics:
         _divide(self.kind, self.divisor_sbuf, self.total_sbuf)
 
     def take_distances(self) -> None:
-        """Compute -m of each row from its columns in the partition, and replace -m_k by m_k - m."""
+        """Compute -m of each row's elements in the partition, and replace -m_k by m_k - m."""
         neg_max_sbuf = self.neg_max_sbuf
         nisa.tensor_reduce(dst=self.row_neg_max_sbuf, op=nl.minimum, data=neg_max_sbuf, axis=2)
         broadcast_sbuf = self.row_neg_max_sbuf.expand_dim(2).broadcast(2, neg_max_sbuf.shape[2])
@@ -198,9 +197,9 @@ class RowStatistics:
         nisa.activation(dst=self.neg_max_sbuf, op=nl.exp, data=self.neg_max_sbuf)
 
     def sum_pieces(self) -> None:
-        """Compute d of each row from its columns in the partition.
+        """Compute d of each row's elements in the partition.
 
-        For rows on several partitions, also move d and -m to one partition (:class:`Lines`).
+        For rows on several partitions, also make :attr:`lines`, which brings d and -m to one partition.
         """
         nisa.tensor_tensor(dst=self.sums_sbuf, data1=self.sums_sbuf, data2=self.neg_max_sbuf, op=nl.multiply)
         nisa.tensor_reduce(dst=self.total_sbuf, op=nl.add, data=self.sums_sbuf, axis=2)
@@ -213,16 +212,16 @@ class RowStatistics:
             stage(self.lines)
 
     def take_scales(self) -> None:
-        """Compute exp(m_k - m) / d of each piece, which multiplies the kept exponentials exp(x - m_k)."""
+        """Replace exp(m_k - m) in :attr:`neg_max_sbuf` by exp(m_k - m) / d, the factor of kept exponentials
+        exp(x - m_k).
+        """
         factor = self.divisor_sbuf if self.lines is None else self.lines.back_psum[0]
         scales_sbuf = self.neg_max_sbuf
         divisor_sbuf = factor.expand_dim(2).broadcast(2, scales_sbuf.shape[2])
         nisa.tensor_tensor(dst=scales_sbuf, data1=scales_sbuf, data2=divisor_sbuf, op=nl.multiply)
 
     def bring_back(self) -> None:
-        """Copy -m and the divisor of rows on several partitions from PSUM, where :meth:`Lines.spread` put them, to
-        SBUF.
-        """
+        """Copy the results of :meth:`Lines.spread`, -m and the divisor of each row, from PSUM to the tiles in SBUF."""
         if self.lines is not None and self.lines.back_psum:
             neg_max_psum, divisor_psum = self.lines.back_psum
             nisa.tensor_copy(dst=self.row_neg_max_sbuf, src=neg_max_psum)
@@ -239,8 +238,8 @@ def negated_maximum(dst_sbuf: nl.NkiTensor, x_sbuf: nl.NkiTensor, halves_sbuf: n
     Args:
         dst_sbuf: the destination, [partitions, rows, 1].
         x_sbuf: the rows, [partitions, rows, columns].
-        halves_sbuf: for the first rows, the maxima of pairs of elements that :func:`.halved` computed; None if there
-            are none.
+        halves_sbuf: for the first rows of ``x_sbuf``, the maxima of pairs of elements (:func:`.halved`), which are read
+            instead of ``x_sbuf``; None if there are none.
     """
     of_halves = 0 if halves_sbuf is None else halves_sbuf.shape[1]
     if halves_sbuf is not None:

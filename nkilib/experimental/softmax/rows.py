@@ -6,14 +6,15 @@ them.
 
 A *batch* is a set of rows that are in SBUF together, a *piece* the part of a batch that one instruction handles
 (:mod:`nkilib.core.rows.row_plan`). :func:`forward_plan` divides the rows; :mod:`.row_schedule` orders the instructions.
-With m the maximum of a row x, m_k the maximum of piece k, and d the sum of exp(x - m), the computation depends on the
-length and type of the row:
+Let m be the maximum of a row x, m_k the maximum of piece k, and d the sum of exp(x - m). What the first pass keeps for
+the second pass depends on the length and type of the row:
 
-- log-softmax keeps x, and computes ``(x - m) - log d`` from it;
-- softmax of rows of one piece keeps exp(x - m) in float32, and multiplies it by 1 / d;
-- softmax of longer rows of a 16-bit type keeps exp(x - m_k) in float32, and multiplies it by exp(m_k - m) / d;
-- softmax of longer rows in float32, or of rows for which no exponentials fit, keeps x, and computes exp(x - m) twice;
-- tiny rows keep x - m, or exp(x - m), in float32, so that one instruction processes many rows.
+- log-softmax keeps x; the second pass computes ``(x - m) - log d``;
+- softmax of rows of one piece keeps exp(x - m) in float32; the second pass multiplies it by 1 / d;
+- softmax of longer rows of a 16-bit type keeps exp(x - m_k) in float32; the second pass multiplies it by
+  exp(m_k - m) / d;
+- softmax of longer rows in float32, or of rows whose exponentials do not fit, keeps x; each pass computes exponentials;
+- tiny rows keep x - m (log-softmax) or exp(x - m) in float32, so that one instruction processes many rows.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def forward_plan(
     chunk_size: int | None,
     least_parts: int | None = None,
 ) -> RowPlan:
-    """Return the plan by which the forward divides rows of ``row_size`` elements.
+    """Return the plan by which the forward divides rows into partitions, pieces and batches.
 
     Args:
         row_size: C, the number of elements of a row.
@@ -115,15 +116,14 @@ def _with_row_scalar(
 ) -> None:
     """Compute ``data <op> scalar`` with one scalar per row, for many rows in an instruction.
 
-    GpSimd processes the share ``share`` of the rows and Vector the others; both round alike. Vector reads the scalars
-    from PSUM, because an instruction with two operands in SBUF takes longer.
+    Vector reads the scalars from a copy in PSUM, because an instruction with two operands in SBUF takes longer.
 
     Args:
         dst_sbuf: the destination, of the shape of the data.
         data_sbuf: the data, [partitions, rows, columns].
         scalars_sbuf: the scalar of each row, float32 [partitions, rows].
         op: the operator.
-        share: the share of GpSimd, from 0 to 1.
+        share: the share of the rows, from 0 to 1, that GpSimd processes; Vector processes the others.
     """
     partitions, rows, columns = data_sbuf.shape
     split = int(rows * share)
@@ -151,19 +151,19 @@ class _Forward:
         kind: softmax or log-softmax.
         plan: the plan of the rows.
         batches: the batches of the core.
-        x_buffers_sbuf: tiles for x; results may overwrite x if the types are equal.
-        kept_buffers_sbuf: tiles for values that are kept in float32; the tiles of x if x is float32; empty if no such
-            values are kept.
-        kept: tiles for exponentials of pieces, exp(x - m_k), that are kept in float32 beside x.
-        results: tiles for results whose type differs from that of x and of the kept values.
-        junk: tiles for exponentials that are not used, of instructions whose sums are used.
+        x_buffers_sbuf: tiles for x, one per batch on chip; results overwrite x if the types are equal.
+        kept_buffers_sbuf: tiles, one per batch on chip, for the float32 values of :func:`forward_keeps_float32`; the
+            tiles of x if x is float32; empty if no such values are kept.
+        kept: tiles for kept exponentials of pieces, exp(x - m_k), float32.
+        results: tiles for results of pieces that cannot overwrite x or kept values, because the types differ.
+        junk: tiles for exponentials of which only the sum is used.
         halves: tiles for the maxima of pairs of elements (:func:`.halved`).
-        exponentials: tiles for the exponentials of the second pass.
+        exponentials: tiles for exponentials that the second pass computes again.
         ceiling_sbuf: the largest finite float32 number, [128, 1].
-        statistics: the statistics of the batches in flight, by the number of the batch.
-        kept_sbuf: the exponentials of pieces in flight, in tiles of ``kept``.
-        halved_sbuf: the maxima of pairs of elements, for pieces whose maxima are not computed yet.
-        results_sbuf: the results of pieces that are not stored yet.
+        statistics: the statistics of the batches in flight, by the index of the batch.
+        kept_sbuf: the tile of ``kept`` of each piece in flight, by the index of the batch and the piece.
+        halved_sbuf: the tile of ``halves`` of each piece whose maxima are not computed yet, likewise.
+        results_sbuf: the results of each piece that are not stored yet, likewise.
     """
 
     matrices: list[Matrices]
@@ -239,7 +239,7 @@ class _Forward:
         return False
 
     def load_again(self, number: int, piece: RowPiece) -> None:
-        """Do nothing: the second pass of the forward needs no more data."""
+        """Do nothing: the second pass of the forward loads nothing."""
 
     def prepare(self, number: int, piece: RowPiece) -> None:
         rows = self._halved_rows(piece)

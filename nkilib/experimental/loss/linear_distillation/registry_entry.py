@@ -5,13 +5,15 @@
 
 N positions, D features, V classes; X is an input; dX and dW are the gradients of the student's input and weight.
 
-Tests check each guarantee. The work is the same whatever the tiling. Every operand is read and every result written
-once in HBM; logits are not. Keeping logits for a divergence from a mixture is a choice that does not count as work. A
-product of all logits takes N V D multiply-adds of each model, and so does each of dX and dW of the student's.
+Tests check each guarantee. The work does not depend on the tiling:
 
-Activation functions for each logit: two exponentials for a divergence of one distribution from the other; for a mixture
-both again, and a softplus. The gradients of KL(teacher || student) take both exponentials, those of KL(student ||
-teacher) the student's, those of a mixture the student's and a softplus. Each model's softcap is one more.
+- HBM: each operand is read once, each result written once. Logits that a forward keeps for a mixture do not count.
+- Multiply-adds: N V D for the logits of each model, and N V D of the student for each of dX and dW.
+- Activation functions per logit in a forward: two exponentials, one per model; for a divergence from a mixture, two
+  more exponentials and a softplus.
+- Activation functions per logit in a backward: the exponentials of both models for KL(teacher || student), the
+  student's for KL(student || teacher), the student's and a softplus for a mixture.
+- Each model with a softcap adds one activation function per logit.
 """
 
 from __future__ import annotations
@@ -185,7 +187,7 @@ def forward_workspace_bytes(
     memory_limit: int | None = None,
     **_: Any,
 ) -> int:
-    """Return the bytes of HBM that a forward allocates: for a mixture the scores that ``memory_limit`` lets it keep."""
+    """Return the bytes of HBM that a forward allocates for kept logits: 0 if beta is 0 or 1."""
     classes = student_weight_hbm.shape[0 if student_weight_layout == "vd" else 1]
     if not 0.0 < beta < 1.0 or num_classes not in (None, classes):
         return 0
@@ -215,8 +217,8 @@ def backward_workspace_bytes(
 ) -> int:
     """Return the bytes of HBM that a backward allocates, from the kernel's parameters.
 
-    These are float32 sums of dX for each core and, if the positions take several blocks, of dW of a class block; both X
-    if they are rounded to ``compute_dtype``; and for very many positions the workspace of their parts.
+    The bytes are a bound for any tiling. They contain float32 sums of dX and dW, copies of both X in ``compute_dtype``
+    where the types differ, and, for very many positions, the workspace of the parts that the positions are split into.
     """
     positions, features = student_input_hbm.shape
     classes = student_weight_hbm.shape[0 if student_weight_layout == "vd" else 1]

@@ -3,10 +3,10 @@
 
 """The checks of the kernels' arguments, before anything is written.
 
-For all launches, :func:`validated_pair_classes` checks the operands, and :func:`validate_pair` options, labels and row
-weights. A forward is also checked by :func:`validate_memory_limit` and :func:`validated_forward_tiling`; a backward,
-with its upstream gradients, by :func:`validate_pair_upstream` and :func:`validated_backward_tiling`; the mixture
-kernel, with its log-sum-exps, by :func:`validate_mixture` and :func:`validated_mixture_tiling`.
+- every kernel: :func:`validated_pair_classes` (operands), :func:`validate_pair` (options, labels, row weights);
+- forward: :func:`validate_memory_limit`, :func:`validated_forward_tiling`;
+- backward: :func:`validate_pair_upstream` (upstream gradients), :func:`validated_backward_tiling`;
+- mixture kernel: :func:`validate_mixture` (log-sum-exps), :func:`validated_mixture_tiling`.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _validate_labels(launch: PairLaunch, labels_hbm: nl.NkiTensor) -> None:
 def validated_pair_classes(
     student: ModelOperands, teacher: ModelOperands, first_class: int, num_classes: int | None
 ) -> Classes:
-    """Check the operands of both models, and return the classes of their weights.
+    """Check the operands of both models, and return the range of classes that their weights hold.
 
     Raises:
         AssertionError: if an operand is not accepted, or the models do not fit each other; the message names function,
@@ -122,7 +122,7 @@ def validated_pair_classes(
 
 
 def validate_pair(launch: PairLaunch) -> None:
-    """Check options, labels, row weights and temperatures of positions.
+    """Check the options, the labels, the row weights and the temperatures.
 
     Raises:
         AssertionError: if an argument is not accepted; the message names function, requirement, value and remedy.
@@ -153,7 +153,7 @@ def validate_pair(launch: PairLaunch) -> None:
 
 
 def validate_memory_limit(launch: PairLaunch, memory_limit: int | None) -> None:
-    """Check the memory limit, which is only accepted if a launch keeps scores.
+    """Check the memory limit: None or at least 0 bytes, and None unless beta is strictly between 0 and 1.
 
     Raises:
         AssertionError: if the limit is not accepted; the message names function, requirement, value and remedy.
@@ -195,10 +195,11 @@ def validated_forward_tiling(
 
 
 def validate_pair_upstream(launch: PairLaunch, upstream: PairUpstream) -> None:
-    """Check that results of the forward and upstream gradients have one value for each position.
+    """Check that the forward's results and the upstream gradients have one value for each position.
 
     Raises:
-        AssertionError: if a vector is not accepted; the message names function, requirement, value and remedy.
+        AssertionError: if a vector is not accepted, or ``grad_logprob_hbm`` is passed without labels; the message names
+            function, requirement, value and remedy.
     """
     for name, vector_hbm in (
         ("moment_hbm", upstream.moment_hbm),
@@ -260,7 +261,7 @@ def validate_mixture(launch: PairLaunch, vectors: PairVectors) -> None:
 def validated_mixture_tiling(
     launch: PairLaunch, sizes: MixtureSizes, position_block: int | None, class_block: int | None
 ) -> LinearTiling:
-    """Return the tiling of a second pass with the requested blocks, or the default where None is requested.
+    """Return the tiling of the mixture kernel with the requested blocks, or the default where None is requested.
 
     Raises:
         AssertionError: if a block is not accepted or its tiles do not fit SBUF; the message names function,

@@ -4,7 +4,8 @@
 """The host side of the multi-class margin loss: its registry entry, float64 reference and bounds on the error of the
 kernels.
 
-N is the number of rows and C of classes. The hinge of element j of a row x with target t is relu(x_j - x_t + margin).
+N is the number of rows, C the number of classes. The hinge of element j of a row x with target t is
+relu(x_j - x_t + margin).
 The forward reads the input once; the backward reads the input and writes the gradient once. The simulator is imported
 only when a profile asks for the work: the kernels on hardware do not need the simulator.
 """
@@ -112,12 +113,12 @@ MULTI_MARGIN: Final = SizedLoss(
 
 @dataclass(frozen=True)
 class MultiMarginReference:
-    """The hinges and weights of every row, in float64.
+    """The float64 reference: the hinges and weights of every row, from which losses and gradient follow.
 
     Attributes:
-        hinges: the hinges, [N, C], 0 at the target.
-        weights: the class weight of each row's target, divided by C, [N].
-        targets: the target of each row, [N].
+        hinges: relu(x_j - x_t + margin), [N, C]; 0 at the target.
+        weights: for each row, the class weight of its target divided by C, [N].
+        targets: the target class of each row, [N], from 0.
         p: the exponent, 1 or 2.
     """
 
@@ -150,7 +151,7 @@ class MultiMarginReference:
         return losses
 
     def gradient(self, upstream: npt.NDArray[Any]) -> Float64Array:
-        """Return the gradient of the losses, [N, C]; ``upstream`` is the upstream gradient, [N] or one number."""
+        """Return the gradient of the input, [N, C]; ``upstream`` is the upstream gradient, [N] or one number."""
         slopes = (self.hinges > 0).astype(np.float64) if self.p == 1 else 2.0 * self.hinges
         gradient = np.asarray(slopes * (self.weights * upstream.astype(np.float64))[:, None])
         gradient[np.arange(len(gradient)), self.targets] = -gradient.sum(axis=1)
@@ -160,9 +161,9 @@ class MultiMarginReference:
 def hinge_errors(input: npt.NDArray[Any], reference: MultiMarginReference, margin: float) -> Float64Array:
     """Return the error bound of each hinge in float32, [N, C].
 
-    u = 2^-23; rounding to float32 once costs u / 2 of the number. Every input is exact in float32. A hinge is computed
-    as relu(x_j + fl(margin - x_t)), where fl rounds to float32. Its error is u / 2 of |margin - x_t|, u / 2 of x_j +
-    (margin - x_t), and u / 2 of the margin, which float32 may round.
+    Every input is exact in float32. A hinge is computed as relu(x_j + fl(margin - x_t)), where fl rounds to float32.
+    With u = 2^-23 the error is the sum of u / 2 |margin - x_t|, u / 2 times the hinge, and u / 2 |margin|, because
+    float32 may round the margin.
     """
     at_target = input.astype(np.float64)[np.arange(len(input)), reference.targets][:, None]
     error: Float64Array = 0.5 * UNIT * (2.0 * np.abs(margin) + np.abs(at_target) + reference.hinges) + SMALLEST_NORMAL
@@ -170,9 +171,8 @@ def hinge_errors(input: npt.NDArray[Any], reference: MultiMarginReference, margi
 
 
 def _additions(classes: int) -> int:
-    """Return the number of additions in the sum of a row that may follow each other.
-
-    These are additions within a chunk, additions of chunks, and the subtraction of the target's own term.
+    """Return the largest number of consecutive additions in the sum of a row: within a chunk, over the chunks, and the
+    subtraction of the target's own term.
     """
     return min(classes, MOST_COLUMNS) + div_ceil(classes, MOST_COLUMNS) + 2
 
@@ -180,9 +180,9 @@ def _additions(classes: int) -> int:
 def loss_bounds(input: npt.NDArray[Any], reference: MultiMarginReference, margin: float) -> Float64Array:
     """Return the largest accepted error of the loss of each row in float32, [N].
 
-    With u = 2^-23, the error of a squared hinge is twice the hinge times its error, and u / 2 of the square. The sum of
-    a row adds C numbers, including the target's own term, in a chunk at worst one after the other, and subtracts the
-    target's own term. Three factors follow: 1 / (N C), the weight and the upstream gradient.
+    With u = 2^-23, a squared hinge h^2 has the error (2 h + e) e + u / 2 h^2, where e is the error of h. The sum of a
+    row adds C terms, among them the target's own term, which is subtracted at the end; within a chunk the additions may
+    follow one another. The products with the weight and with 1 / C or 1 / (N C) add 2 u of the loss.
     """
     of_hinge = hinge_errors(input, reference, margin)
     own = max(margin, 0.0) ** reference.p
@@ -205,9 +205,9 @@ def sum_bound(input: npt.NDArray[Any], reference: MultiMarginReference, margin: 
 def gradient_bounds(
     input: npt.NDArray[Any], reference: MultiMarginReference, margin: float, upstream: npt.NDArray[Any]
 ) -> Float64Array:
-    """Return the largest accepted error of each element of the gradient in the type of the input, [N, C].
+    """Return the largest accepted error of each element of the gradient, [N, C], after rounding to the input's type.
 
-    For p = 1, the derivative of a hinge may be 1 or 0 if the hinge is 0 within its error.
+    For p = 1, either derivative of a hinge, 0 or 1, is accepted if |x_j - x_t + margin| is at most the hinge's error.
     """
     of_hinge = hinge_errors(input, reference, margin)
     scale = np.abs(reference.weights * upstream.astype(np.float64))[:, None]

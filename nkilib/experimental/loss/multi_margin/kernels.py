@@ -4,13 +4,13 @@
 """The kernels of the multi-class margin loss, as plain functions to call from NKI code.
 
 The *term* of element j of a row x with target t is relu(x_j - x_t + margin)^p; its *threshold* is x_t - margin, above
-which the term is positive (:mod:`.launch`). A *block* is the rows that are processed at a time, N the number of rows,
-and C of classes. :func:`forward_of_core` and :func:`backward_of_core` are the loops of a core.
+which the term is positive (:mod:`.launch`). A *block* is up to 128 rows that are processed together. N is the number of
+rows, C the number of classes. :func:`forward_of_core` and :func:`backward_of_core` are the loops of a core.
 
-A row is read once, after the element at its target has been gathered. A sum over a row includes the term of the target
-itself, which is computed again by the same float32 operations and subtracted. The derivative with respect to x_j is p
-relu(x_j - x_t + margin)^(p - 1), and with respect to x_t minus the sum of the others. The core that has stored the
-chunks of a row then stores this one element.
+The element at the target of a row is gathered first; then the row is read once. The sum over a row includes the
+target's *own term*, relu(margin)^p; the kernel computes the own term separately and subtracts it. The derivative of the
+sum with respect to x_j is the derivative of its term if j is not t; with respect to x_t it is minus the sum of these.
+A core stores the chunks of a row first, then overwrites the element at the target.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class _PendingLosses:
     Attributes:
         block: the rows.
         thresholds: the thresholds of the rows.
-        parts: the sums of the terms of each chunk.
-        own_sbuf: the term of the target itself, which ``parts`` includes, float32 [rows, 1].
+        parts: for each row and chunk, the sum of the chunk's terms.
+        own_sbuf: the own term of each row, float32 [rows, 1]; ``parts`` includes the own term.
     """
 
     block: RowBlock
@@ -73,8 +73,8 @@ class _Forward:
     Attributes:
         launch: the launch of the kernel.
         stream: the stream of the input.
-        scratch: float32 tiles for the terms of p = 2; None for p = 1.
-        zeros_sbuf: a tile of zeros as large as a chunk.
+        scratch: float32 tiles for terms, if p = 2; None if p = 1, whose terms overwrite the input.
+        zeros_sbuf: a tile of zeros, bfloat16 [128, columns of a chunk].
     """
 
     launch: Launch
@@ -92,9 +92,9 @@ class _Forward:
         return cls(launch, stream, scratch, zeros_sbuf)
 
     def run(self, blocks: list[RowBlock], loss_hbm: nl.NkiTensor, sums: PartialSums | None) -> None:
-        """Compute and store the losses of all rows of this core.
+        """Compute the losses of all rows of this core, and store them in ``loss_hbm`` or add them to ``sums``.
 
-        The sums of a block are finished during the next block, so that no engine waits for these sums.
+        The losses of a block are finished during the next block, so that no engine waits for the sums.
         """
         all_thresholds = thresholds_of_blocks(self.launch, blocks)
         previous: _PendingLosses | None = None
@@ -110,7 +110,6 @@ class _Forward:
             self._finish(previous, loss_hbm, sums)
 
     def _begin(self, block: RowBlock, thresholds: Thresholds) -> _PendingLosses:
-        """Begin a block, with the term of the target itself."""
         own_sbuf, term_sbuf = float32_like(thresholds.value_sbuf), float32_like(thresholds.value_sbuf)
         terms = hinges if self.scratch is None else square_hinges
         terms(term_sbuf, thresholds.value_sbuf, thresholds.bias_sbuf, own_sbuf)
@@ -126,7 +125,7 @@ class _Forward:
             hinges(input_sbuf, input_sbuf, bias_sbuf, sum_sbuf)
 
     def _finish(self, pending: _PendingLosses, loss_hbm: nl.NkiTensor, sums: PartialSums | None) -> None:
-        """Store the losses of a block in HBM; with a reduction, add them to ``sums``."""
+        """Compute the losses of a block; store them in ``loss_hbm`` if ``sums`` is None, else keep them in ``sums``."""
         rows = pending.block.batch.rows
         losses_sbuf = nl.ndarray((rows, 1), dtype=loss_hbm.dtype, buffer=nl.sbuf)
         nisa.scalar_tensor_tensor(
@@ -142,7 +141,9 @@ class _Forward:
 
 
 def forward_of_core(launch: Launch, loss_hbm: nl.NkiTensor) -> None:
-    """Compute and store the losses of the rows of this core, [N], or the reduced loss of all cores, [1]."""
+    """Compute and store the losses of this core's rows in ``loss_hbm`` [N]; or, with a reduction, the reduced loss of
+    all cores in ``loss_hbm`` [1].
+    """
     sums = None if launch.is_each else PartialSums.make(launch.number_of_blocks)
     blocks = launch.blocks()
     if blocks:
@@ -153,15 +154,15 @@ def forward_of_core(launch: Launch, loss_hbm: nl.NkiTensor) -> None:
 
 @dataclass(frozen=True)
 class _PendingGradient:
-    """A block whose gradient is being computed: float32 tiles [rows, 1].
+    """A block whose gradient is being computed; the tiles are float32 [rows, 1].
 
     Attributes:
         block: the rows.
-        thresholds: the thresholds of the rows.
-        least_sbuf: the threshold of each row.
-        factor_sbuf: the factor by which the derivatives of each row are multiplied.
-        parts: the sums of the derivatives of each chunk.
-        own_sbuf: the derivative of the term of the target itself, which ``parts`` includes.
+        thresholds: the elements x_t and the bias margin - x_t of the rows.
+        least_sbuf: the threshold x_t - margin of each row.
+        factor_sbuf: the factor of each row (:meth:`_Backward._factor`).
+        parts: for each row and chunk, the sum of :meth:`_Backward._derivative`.
+        own_sbuf: the derivative of the own term, which ``parts`` includes.
         stores: the DMA instructions that store the chunks.
     """
 
@@ -181,10 +182,10 @@ class _Backward:
     Attributes:
         launch: the launch of the kernel.
         stream: the stream of the input.
-        scratch: tiles of derivatives without the factor of the row: 0 or 1 in bfloat16 for p = 1, float32 for p = 2.
-        unused: tiles for the unused copies that Scalar writes when it computes a sum.
+        scratch: tiles for the results of :meth:`_derivative`, bfloat16 for p = 1, float32 for p = 2.
+        unused: tiles that Scalar writes when it computes a sum, and that nothing reads.
         upstream: the upstream gradients of the losses.
-        uniform_sbuf: the upstream gradient of all losses; None if they differ.
+        uniform_sbuf: the upstream gradient that all losses have in common; None if each loss has its own.
         grad_input_hbm: the gradient, [N, C].
     """
 
@@ -209,7 +210,7 @@ class _Backward:
     def run(self, blocks: list[RowBlock]) -> None:
         """Compute and store the gradients of all rows of this core.
 
-        The sums of a block are finished during the next block, so that no engine waits for these sums.
+        The elements at a block's targets are stored during the next block, so that no engine waits for the sums.
         """
         all_thresholds = thresholds_of_blocks(self.launch, blocks)
         previous: _PendingGradient | None = None
@@ -224,7 +225,6 @@ class _Backward:
             self._scatter(previous)
 
     def _begin(self, block: RowBlock, thresholds: Thresholds) -> _PendingGradient:
-        """Begin a block, with the derivative of the term of the target itself."""
         own_sbuf, derivative_sbuf = float32_like(thresholds.value_sbuf), float32_like(thresholds.value_sbuf)
         parts = RowSums.make(block.batch.rows, self.stream.num_chunks)
         factor_sbuf = self._factor(block, thresholds)
@@ -233,7 +233,9 @@ class _Backward:
         return pending
 
     def _chunk(self, pending: _PendingGradient, load: int) -> nisa.NkiInstruction:
-        """Replace chunk number ``load`` of the input by its gradient, except at the targets, and store the chunk."""
+        """Overwrite the loaded chunk number ``load`` of this core with its gradient, store the chunk in HBM, and return
+        the store; the elements at the targets are wrong until :meth:`_scatter`.
+        """
         chunk, tile_sbuf = self.stream.chunk(load), self.stream.loaded(load)
         derivative_sbuf, unused_sbuf = (ring.tile(load, tile_sbuf) for ring in (self.scratch, self.unused))
         self._derivative(
@@ -250,10 +252,10 @@ class _Backward:
         pending: _PendingGradient,
         sum_sbuf: nl.NkiTensor,
     ) -> None:
-        """Write derivatives without the factor of the row to ``dst_sbuf``, and their sum over each row to ``sum_sbuf``.
+        """Write derivatives of the terms to ``dst_sbuf``, and their sum over each row to ``sum_sbuf``.
 
-        For p = 1 a derivative is 1 where the term is positive, else 0, so that the sum is exact; for p = 2 it is the
-        hinge. ``unused_sbuf`` takes values that nothing reads.
+        The derivatives do not include :meth:`_factor`. For p = 1 a derivative is 1 where the term is positive, else 0;
+        for p = 2 it is relu(x_j - x_t + margin). ``unused_sbuf`` is a scratch tile.
         """
         if self.launch.options.p == 2:
             hinges(dst_sbuf, input_sbuf, pending.thresholds.bias_sbuf, sum_sbuf)
@@ -269,9 +271,8 @@ class _Backward:
         )
 
     def _factor(self, block: RowBlock, thresholds: Thresholds) -> nl.NkiTensor:
-        """Return the factor of the derivatives of each row, float32 [rows, 1].
-
-        The factor is the product of p, the upstream gradient, the weight and the factor of the reduction.
+        """Return, for each row, p * upstream gradient * class weight of the target / C, for a mean also / N: float32
+        [rows, 1].
         """
         factor_sbuf = float32_like(thresholds.value_sbuf)
         nisa.scalar_tensor_tensor(
@@ -285,9 +286,7 @@ class _Backward:
         return factor_sbuf
 
     def _scatter(self, pending: _PendingGradient) -> None:
-        """Write minus the sum of a row's derivatives to the element at its target, after the stores of the row's
-        chunks.
-        """
+        """Store the gradient at each row's target, after the row's chunks: minus the sum of the other elements."""
         sum_sbuf = sum_without(pending.parts, pending.own_sbuf)
         gradient_sbuf = float32_like(sum_sbuf)
         nisa.scalar_tensor_tensor(
@@ -339,10 +338,10 @@ def multi_margin_loss_forward(
     reduction: str = "mean",
     chunk_size: int | None = None,
 ) -> nl.NkiTensor:
-    """Compute the margin loss of every row x: the sum of w[t] relu(x_j - x_t + margin)^p over classes, divided by
-    C.
+    """Compute the margin loss of every row x: the sum of w[t] relu(x_j - x_t + margin)^p over the classes j other than
+    the target t, divided by C.
 
-    The sum runs over the classes j other than the target t; w are the class weights. Equivalent to
+    w are the class weights. Equivalent to
     ``F.multi_margin_loss(input, target, p, margin, weight, reduction=reduction)`` in PyTorch. The input is read
     once. Launch with ``multi_margin_loss_forward[2](...)`` on a logical NeuronCore of two cores.
 
@@ -391,13 +390,14 @@ def multi_margin_loss_backward(
 ) -> nl.NkiTensor:
     """Compute the gradient of :func:`multi_margin_loss_forward` with respect to the input.
 
-    With respect to x_j the gradient is w[t] p relu(x_j - x_t + margin)^(p - 1) / C where x_j - x_t + margin is
-    positive, and 0 elsewhere; with respect to x_t the gradient is minus the sum of the others. The input is read once,
-    and the gradient is written once, except the element at the target.
+    For a class j other than the target t, the gradient of a row's loss is w[t] p (x_j - x_t + margin)^(p - 1) / C where
+    x_j - x_t + margin is positive, and 0 elsewhere. At the target the gradient is minus the sum of the other elements.
+    The input is read once. The gradient is written once, except the element at the target, which is written twice.
 
     Args:
         input_hbm, targets_hbm, class_weight_hbm, p, margin, reduction, chunk_size: the arguments of the forward.
-        grad_loss_hbm: [N] for ``"none"``, bfloat16, float16 or float32; else one float32, read on the device.
+        grad_loss_hbm: the upstream gradient: [N] for ``"none"``, bfloat16, float16 or float32; else one float32, read
+            on the device.
         inplace: write the gradient over ``input_hbm``; else into a new tensor.
 
     Returns:

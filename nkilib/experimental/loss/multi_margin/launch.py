@@ -5,11 +5,12 @@
 compute.
 
 :class:`Launch` has the arguments, which :func:`validate` checks; :func:`choose_multi_margin_tiling` chooses the tiling.
-N is the number of rows, C of classes.
+N is the number of rows, C the number of classes.
 
-The term of element j of a row x with target t is relu(x_j - x_t + margin)^p (:func:`hinges`, :func:`hinges_on_vector`,
-:func:`square_hinges`). Its threshold, above which the term is positive, is x_t - margin (:class:`Thresholds`,
-:func:`thresholds_of_blocks`). The loss does not include the term at the target itself (:func:`sum_without`).
+The *term* of element j of a row x with target t is relu(x_j - x_t + margin)^p. :func:`hinges` and
+:func:`hinges_on_vector` compute terms for p = 1, :func:`square_hinges` for p = 2. The *threshold* of a row is
+x_t - margin: a term is positive if x_j is above it (:class:`Thresholds`, :func:`thresholds_of_blocks`). A sum over a
+row includes the target's *own term*, relu(margin)^p, which :func:`sum_without` subtracts.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class RowBlock:
 
     Attributes:
         batch: the rows as a batch of the input's stream.
-        positions: the same rows as positions with targets.
+        positions: the same rows as a batch of positions, to find their targets.
     """
 
     batch: Batch
@@ -140,7 +141,7 @@ class Launch:
 
     @property
     def factor(self) -> float:
-        """The factor of the sum of a row, besides its weight: 1 / C, or for a mean 1 / (N C)."""
+        """The factor that turns the weighted sum of a row into its loss: 1 / C, or for a mean 1 / (N C)."""
         shape = self.shape
         return 1.0 / (shape.classes * (shape.rows if self.reduction == "mean" else 1))
 
@@ -209,11 +210,11 @@ def validate(launch: Launch) -> None:
 
 
 def sum_without(parts: RowSums, own_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return the sum of each row over all chunks, minus the term of the target itself, float32 [rows, 1].
+    """Return the sum of each row over all chunks, minus its own term: float32 [rows, 1].
 
     Args:
-        parts: the sums of chunks.
-        own_sbuf: the term of the target itself, float32 [rows, 1].
+        parts: the sum of each row and chunk.
+        own_sbuf: the own term of each row, float32 [rows, 1].
     """
     sum_sbuf = float32_like(own_sbuf)
     parts.total(sum_sbuf, parts.parts_sbuf.shape[1])
@@ -227,7 +228,7 @@ def scratch_of(launch: Launch, dtype: nl.DType) -> TileRing:
 
 
 def hinges(dst: nl.NkiTensor, data: nl.NkiTensor, bias_sbuf: nl.NkiTensor, sum_sbuf: nl.NkiTensor) -> None:
-    """Write relu(x + bias) of a tile x = ``data`` to ``dst``, and the sum of each row to ``sum_sbuf``, on Scalar."""
+    """Write relu(``data`` + bias) to ``dst``, and its sum over each row to ``sum_sbuf`` [rows, 1], on Scalar."""
     nisa.activation(
         dst=dst,
         op=nl.relu,
@@ -242,7 +243,7 @@ def hinges(dst: nl.NkiTensor, data: nl.NkiTensor, bias_sbuf: nl.NkiTensor, sum_s
 def hinges_on_vector(
     data: nl.NkiTensor, zeros_sbuf: nl.NkiTensor, bias_sbuf: nl.NkiTensor, sum_sbuf: nl.NkiTensor
 ) -> None:
-    """Compute :func:`hinges` in place, on Vector; ``zeros_sbuf`` is a tile of zeros, at least as large as the data."""
+    """Compute :func:`hinges` on Vector, in place of ``data``; ``zeros_sbuf`` has zeros and at least the data's size."""
     rows, columns = data.shape
     nisa.scalar_tensor_tensor(
         dst=data,
@@ -260,9 +261,9 @@ def hinges_on_vector(
 def square_hinges(
     scratch_sbuf: nl.NkiTensor, data: nl.NkiTensor, bias_sbuf: nl.NkiTensor, sum_sbuf: nl.NkiTensor
 ) -> None:
-    """Write relu(x + bias)^2 of a tile x = ``data`` to ``scratch_sbuf``, and the sum of each row to ``sum_sbuf``.
+    """Write relu(``data`` + bias)^2 to ``scratch_sbuf``, and its sum over each row to ``sum_sbuf`` [rows, 1].
 
-    Vector computes the hinges, Scalar the squares.
+    Vector computes the relu, Scalar the square.
     """
     nisa.tensor_scalar(dst=scratch_sbuf, data=data, op0=nl.add, operand0=bias_sbuf, op1=nl.maximum, operand1=0.0)
     nisa.activation(
@@ -277,12 +278,12 @@ def square_hinges(
 
 @dataclass(frozen=True)
 class Thresholds:
-    """The elements at the targets of a block's rows, and their thresholds: float32 tiles [rows, 1].
+    """The elements at the targets of a block's rows, and the thresholds of the rows: float32 tiles [rows, 1].
 
     Attributes:
-        elements: the indices of the elements at the targets, and the weights of the rows.
-        value_sbuf: x_t, the element at the target.
-        bias_sbuf: margin - x_t, minus the threshold, clamped to finite numbers.
+        elements: the indices of the elements at the targets, and the class weights of the targets.
+        value_sbuf: x_t, the element at each row's target.
+        bias_sbuf: margin - x_t (the negated threshold), clamped to finite numbers.
     """
 
     elements: TargetElements
@@ -290,7 +291,7 @@ class Thresholds:
     bias_sbuf: nl.NkiTensor
 
     def least(self) -> nl.NkiTensor:
-        """Return the thresholds x_t - margin."""
+        """Return the thresholds x_t - margin in a new tile, float32 [rows, 1]."""
         least_sbuf = float32_like(self.bias_sbuf)
         nisa.tensor_scalar(dst=least_sbuf, data=self.bias_sbuf, op0=nl.multiply, operand0=-1.0)
         return least_sbuf
@@ -304,7 +305,7 @@ def _gathered(launch: Launch, finder: ElementFinder, block: RowBlock) -> tuple[T
 def _thresholds(launch: Launch, elements: TargetElements, value_sbuf: nl.NkiTensor) -> Thresholds:
     """Return the thresholds of a block.
 
-    The bias is kept finite, because its sum with an infinite element could be inf - inf.
+    The bias margin - x_t is kept finite, because adding it to an infinite element could otherwise give inf - inf.
     """
     bias_sbuf = float32_like(value_sbuf)
     nisa.tensor_scalar(
@@ -327,11 +328,10 @@ def _thresholds(launch: Launch, elements: TargetElements, value_sbuf: nl.NkiTens
 
 
 def thresholds_of_blocks(launch: Launch, blocks: list[RowBlock]) -> Iterator[Thresholds]:
-    """Yield the thresholds of each block.
+    """Yield the thresholds of each block, in order.
 
     The elements at the targets are gathered several blocks ahead, because a gather takes the latency of three DMA
-    transfers. The thresholds are computed one block ahead: Vector works in order, and would otherwise compute them only
-    when the previous block is finished.
+    transfers. Thresholds are computed one block ahead, so that they do not wait for Vector's work on the block before.
     """
     finder = launch.finder()
     gathered: list[tuple[TargetElements, nl.NkiTensor]] = []

@@ -4,10 +4,10 @@
 """The host side of the multi-label margin loss: its registry entry, float64 reference and bounds on the error of the
 kernels.
 
-N is the number of rows and C of classes. A *term* of a row x belongs to a target t and a class j that is no target:
-relu(1 - (x_t - x_j)). The work is one read of the input and of the targets, and in the backward one write of the
-gradient; the kernels read the targets twice. The simulator is imported only when a profile asks for the work: the
-kernels on hardware do not need the simulator.
+N is the number of rows, C the number of classes. A row x has one *term* relu(1 - x_t + x_j) for each pair of a target t
+and a class j that is no target. The work counts one read of the input and of the targets, and in the backward one write
+of the gradient; the kernels in fact read the targets twice. The simulator is imported only when a profile asks for the
+work: the kernels on hardware do not need the simulator.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ def backward_work(input_hbm: Any, targets_hbm: Any, grad_loss_hbm: Any, **_: Any
 
 
 def forward_trips(input_hbm: Any, **_: Any) -> dict[str, int]:
-    """Return the largest number of iterations of each loop of the forward, by the name of the loop.
+    """Return the largest number of iterations of each device loop of the forward, by the name of the loop's body.
 
-    A row has at most as many targets as classes.
+    The number is reached if a row lists as many targets as there are classes.
     """
     most = iterations_of(int(input_hbm.shape[1]))
     return {"find_targets": most, "sum_terms": most}
 
 
 def backward_trips(input_hbm: Any, **_: Any) -> dict[str, int]:
-    """Return the largest number of iterations of each loop of the backward, by the name of the loop."""
+    """Return the largest number of iterations of each device loop of the backward, by the name of the loop's body."""
     most = iterations_of(int(input_hbm.shape[1]))
     return {"find_targets": most, "count_terms": most, "give": most}
 
@@ -123,12 +123,12 @@ MULTILABEL_MARGIN: Final = SizedLoss(
 
 @dataclass(frozen=True)
 class MultilabelMarginReference:
-    """The terms and targets of every row, in float64.
+    """The float64 reference: the terms and targets of every row, from which losses and gradient follow.
 
     Attributes:
-        hinges: for each row its terms, [targets of the row, C]; 0 for a class that is a target.
-        targets: the targets of each row.
-        classes: C.
+        hinges: one array per row, [targets of the row, C]: the terms; 0 in the column of a target.
+        targets: one array per row: its list of target classes, from 0, without the negative end mark.
+        classes: the number of classes, C.
     """
 
     hinges: list[Float64Array]
@@ -153,7 +153,7 @@ class MultilabelMarginReference:
         return np.array([of_row.sum() / self.classes for of_row in self.hinges])
 
     def gradient(self, upstream: npt.NDArray[Any]) -> Float64Array:
-        """Return the gradient of the losses, [N, C]; ``upstream`` is the upstream gradient, [N] or one number."""
+        """Return the gradient of the input, [N, C]; ``upstream`` is the upstream gradient, [N] or one number."""
         gradient = np.zeros((len(self.hinges), self.classes))
         for row, (of_row, wanted) in enumerate(zip(self.hinges, self.targets, strict=True)):
             counted = of_row > 0.0
@@ -163,15 +163,15 @@ class MultilabelMarginReference:
 
 
 def _errors_of_row(row: Float64Array, hinges: Float64Array, wanted: npt.NDArray[Any]) -> Float64Array:
-    """Return the error bound of each term of a row in float32, [targets, C].
+    """Return the error bound of each term of a row in float32, [targets of the row, C].
 
-    u = 2^-23; rounding to float32 once costs u / 2 of the number. Every input is exact in float32. A term is computed
-    as relu(x_j + fl(1 - x_t)), where fl rounds to float32. The error is u / 2 of |1 - x_t|, plus u / 2 of the term.
+    Every input is exact in float32. A term is computed as relu(x_j + fl(1 - x_t)), where fl rounds to float32. With
+    u = 2^-23 the error is u / 2 |1 - x_t|, plus u / 2 times the term.
 
     Args:
         row: the scores of the row, [C].
-        hinges: the terms of the row, [targets, C].
-        wanted: the targets of the row.
+        hinges: the terms of the row, [targets of the row, C].
+        wanted: the target classes of the row.
     """
     errors: Float64Array = 0.5 * UNIT * (np.abs(1.0 - row[wanted])[:, None] + hinges) + SMALLEST_NORMAL
     return errors
@@ -180,8 +180,8 @@ def _errors_of_row(row: Float64Array, hinges: Float64Array, wanted: npt.NDArray[
 def loss_bounds(input: npt.NDArray[Any], reference: MultilabelMarginReference) -> Float64Array:
     """Return the largest accepted error of the loss of each row in float32, [N].
 
-    At most C terms of a target are summed one after the other, then the sums of the targets; the sum is multiplied by
-    one factor.
+    The terms of each target (at most C) are added one after another, then the sums of the targets, one after another.
+    The total is multiplied by one factor.
     """
     x, errors = input.astype(np.float64), []
     for row, hinges, wanted in zip(x, reference.hinges, reference.targets, strict=True):
@@ -199,10 +199,9 @@ def sum_bound(input: npt.NDArray[Any], reference: MultilabelMarginReference) -> 
 def gradient_bounds(
     input: npt.NDArray[Any], reference: MultilabelMarginReference, upstream: npt.NDArray[Any]
 ) -> Float64Array:
-    """Return the largest accepted error of each element of the gradient in the type of the input, [N, C].
+    """Return the largest accepted error of each element of the gradient, [N, C], after rounding to the input's type.
 
-    An element is an exact count times two factors, except that the error of a term near 0 may decide whether the term
-    counts.
+    An element is an exact count times two factors. A term that is within its error of 0 may be counted or not.
     """
     x, exact = input.astype(np.float64), reference.gradient(upstream)
     doubtful = np.zeros(x.shape)

@@ -3,14 +3,14 @@
 
 """The kernels of the multi-label margin loss, as plain functions to call from NKI code.
 
-A *term* of a row x belongs to a target t and a class j that is no target: relu(1 - (x_t - x_j)). A *block* is the rows
-that are processed at a time, a *group* the blocks that one device loop processes (:mod:`.launch`). N is the number of
-rows, C of classes. :func:`forward_of_core` and :func:`backward_of_core` are the loops of a core.
+A row x has one *term* relu(1 - x_t + x_j) for each pair of a target t and a class j that is no target. A *block* is up
+to 128 rows that are processed together, a *group* the blocks that one device loop processes (:mod:`.launch`). N is the
+number of rows, C the number of classes. :func:`forward_of_core` and :func:`backward_of_core` are the loops of a core.
 
-For the losses, Scalar makes a pass over the other classes for each target of a row. The gradient is, for each class, a
-count of positive terms, which is exact, times a per-row scalar. For each target, Vector adds 1 to the count of every
-class whose term is positive. The number of these classes follows from the sum of all counts before and after; this
-number is subtracted from the count of the target's class.
+In the forward, Scalar adds up the terms of one target of each row at a time. In the backward, the gradient of a row is
+a count for each class times a factor of the row. For one target of each row at a time, Vector adds 1 to the count of
+every class whose term is positive. The count of the target's own class must decrease by the number of these classes:
+this number is the difference of the sums of all counts after and before the step.
 """
 
 from __future__ import annotations
@@ -56,8 +56,7 @@ class _Forward:
     Attributes:
         launch: the launch of the kernel.
         reader: the reader of the targets.
-        unused_sbuf: a scratch tile for outputs that are not used, of instructions whose sums are used, float32 [128,
-            C].
+        unused_sbuf: a scratch tile, float32 [128, C], for terms of which only the sum is used.
     """
 
     launch: Launch
@@ -70,7 +69,7 @@ class _Forward:
         return cls(launch, TargetReader.make(launch, Ordinals.make(launch.classes), unused_sbuf), unused_sbuf)
 
     def run(self, loss_hbm: nl.NkiTensor, sums: PartialSums | None) -> None:
-        """Compute the losses of all rows of this core; store them, or add them to ``sums``."""
+        """Compute the losses of all rows of this core, and store them in ``loss_hbm`` or keep them in ``sums``."""
         groups = self.launch.groups(FORWARD_BYTES_OF_CLASS)
         buffers = InputBuffers.make(self.launch, len(groups[0]))
         lengths = self.reader.lengths(self.launch.blocks())
@@ -84,10 +83,7 @@ class _Forward:
                     self._finish(block, sum_sbuf, loss_hbm, sums)
 
     def _summed(self, group_scores: list[Scores], iterations: nisa.VirtualRegister) -> list[nl.NkiTensor]:
-        """Return the sum of the terms of each row for each block of a group, float32 [rows, 1].
-
-        The sums are computed in a device loop of ``iterations`` iterations.
-        """
+        """Return one tile for each block of a group, float32 [rows, 1]: the sum of the terms of each row."""
         parts = [float32_like(scores.biases_sbuf) for scores in group_scores]
         for parts_sbuf in parts:
             nisa.memset(dst=parts_sbuf, value=0.0)
@@ -111,7 +107,9 @@ class _Forward:
     def _finish(
         self, block: RowBlock, sum_sbuf: nl.NkiTensor, loss_hbm: nl.NkiTensor, sums: PartialSums | None
     ) -> None:
-        """Store the losses of a block in HBM; with a reduction, add them to ``sums``."""
+        """Compute the losses of a block from the sums of their terms; store them in ``loss_hbm`` if ``sums`` is None,
+        else keep them in ``sums``.
+        """
         rows = block.batch.rows
         losses_sbuf = nl.ndarray((rows, 1), dtype=loss_hbm.dtype, buffer=nl.sbuf)
         to_sbuf = losses_sbuf if sums is None else sums.of_part(block.number, rows)
@@ -121,7 +119,9 @@ class _Forward:
 
 
 def forward_of_core(launch: Launch, loss_hbm: nl.NkiTensor) -> None:
-    """Compute and store the losses of the rows of this core, [N], or the reduced loss of all cores, [1]."""
+    """Compute and store the losses of this core's rows in ``loss_hbm`` [N]; or, with a reduction, the reduced loss of
+    all cores in ``loss_hbm`` [1].
+    """
     sums = None if launch.is_each else PartialSums.make(launch.number_of_blocks)
     _Forward.make(launch).run(loss_hbm, sums)
     if sums is not None:
@@ -133,10 +133,10 @@ class _Counts:
     """The counts of positive terms of a block.
 
     Attributes:
-        scores: the scores of the block.
-        counts_sbuf: the number of positive terms of each class, float32 [rows, C].
-        sums_sbuf: the sum of all counts of a row after each of its targets, float32 [rows, iterations, targets of an
-            iteration].
+        scores: the scores of the block, with negated biases.
+        counts_sbuf: for each row and class, the number of positive terms so far, float32 [rows, C].
+        sums_sbuf: float32 [rows, iterations, targets of an iteration]: for each target of a row, the sum of the row's
+            ``counts_sbuf`` after this target.
     """
 
     scores: Scores
@@ -145,10 +145,7 @@ class _Counts:
 
     @classmethod
     def make(cls, scores: Scores) -> _Counts:
-        """Return counts of 0 for the scores of a block, and negate the biases of the scores.
-
-        A term is positive if the score exceeds the negated bias.
-        """
+        """Return counts of 0, and negate ``scores.biases_sbuf``: a term is positive if x_j > x_t - 1."""
         counts = cls(scores, float32_like(scores.others_sbuf), float32_like(scores.biases_sbuf))
         for tile_sbuf in (counts.counts_sbuf, counts.sums_sbuf):
             nisa.memset(dst=tile_sbuf, value=0.0)
@@ -156,7 +153,7 @@ class _Counts:
         return counts
 
     def count(self, iteration: nisa.VirtualRegister, place: int) -> None:
-        """Add the positive terms of one target of each row, number ``place`` of the iteration, to the counts."""
+        """Add 1 to the count of each class whose term with target number ``place`` of an iteration is positive."""
         nisa.scalar_tensor_tensor(
             dst=self.counts_sbuf,
             data=self.scores.others_sbuf,
@@ -171,11 +168,11 @@ class _Counts:
     def give(
         self, target_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor, ordinals: Ordinals, unused_sbuf: nl.NkiTensor
     ) -> None:
-        """Add ``number_sbuf`` to the count of the class of one target of each row.
+        """In each row, add a number to the count of one class, which is a target of the row.
 
         Args:
-            target_sbuf: the targets, [rows, 1], with classes counted from 1; 0 for a row that has no target here.
-            number_sbuf: the number to add for each row, [rows, 1].
+            target_sbuf: the class of each row, counted from 1, [rows, 1]; 0 adds nothing.
+            number_sbuf: the number to add in each row, [rows, 1].
             ordinals: the class numbers.
             unused_sbuf: a scratch tile, [128, C].
         """
@@ -193,7 +190,7 @@ class _Counts:
 
 
 def _negative_differences(sums_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return, for each value v_i of a row, v_(i - 1) - v_i, with 0 before the first value."""
+    """Return v_(i - 1) - v_i for the values v_0, v_1, ... of each row, in the shape of ``sums_sbuf``; v_(-1) is 0."""
     rows, iterations, places = sums_sbuf.shape
     columns = iterations * places
     flat_sbuf, found_sbuf = sums_sbuf.reshape((rows, columns)), float32_like(sums_sbuf)
@@ -215,7 +212,7 @@ class _Backward:
     Attributes:
         launch: the launch of the kernel.
         reader: the reader of the targets.
-        unused_sbuf: a scratch tile for outputs that are not used, float32 [128, C].
+        unused_sbuf: a scratch tile, float32 [128, C].
         grad_loss_hbm: the upstream gradients, [N], or float32 [1] for a sum or mean.
         grad_input_hbm: the gradient, [N, C].
     """
@@ -250,7 +247,7 @@ class _Backward:
                     nisa.dma_copy(dst=store_hbm, src=input_sbuf)
 
     def _factor(self, block: RowBlock) -> nl.NkiTensor:
-        """Return the factor of each row that turns its counts into the gradient, float32 [rows, 1]."""
+        """Return, for each row, upstream gradient / C, for a mean also / N: float32 [rows, 1]."""
         rows, grad_hbm = block.batch.rows, self.grad_loss_hbm
         grad_sbuf = nl.ndarray((rows, 1), dtype=grad_hbm.dtype, buffer=nl.sbuf)
         if self.launch.is_each:
@@ -265,10 +262,9 @@ class _Backward:
     def _counted(
         self, group_scores: list[Scores], lists: list[TargetLists], iterations: nisa.VirtualRegister
     ) -> list[nl.NkiTensor]:
-        """Return the counts of the classes of each block, float32 [rows, C].
+        """Return one tile for each block of a group, float32 [rows, C]: a count for each class of each row.
 
-        The count of a class that is no target is the number of its positive terms. The count of a target is minus the
-        number of its positive terms.
+        The count of a class is its number of positive terms; for a target it is minus this number.
         """
         counted = [_Counts.make(scores) for scores in group_scores]
 
@@ -301,9 +297,9 @@ def backward_of_core(launch: Launch, grad_loss_hbm: nl.NkiTensor, grad_input_hbm
 def multilabel_margin_loss_forward(
     input_hbm: HbmTensor, targets_hbm: HbmTensor, reduction: str = "mean"
 ) -> nl.NkiTensor:
-    """Compute the margin loss of the targets of every row x: the sum of relu(1 - (x_t - x_j)), divided by C.
+    """Compute the multi-label margin loss of every row x: the sum of relu(1 - x_t + x_j), divided by C.
 
-    The sum runs over the targets t of the row and the classes j that are no targets. Equivalent to
+    The sum runs over all pairs of a target t of the row and a class j that is no target. Equivalent to
     ``F.multilabel_margin_loss(input, target, reduction=reduction)`` in PyTorch. Launch with
     ``multilabel_margin_loss_forward[2](...)`` on a logical NeuronCore of two cores. The time grows with the length of
     the longest list of targets of all rows.
@@ -343,13 +339,14 @@ def multilabel_margin_loss_backward(
 ) -> nl.NkiTensor:
     """Compute the gradient of :func:`multilabel_margin_loss_forward` with respect to the input.
 
-    With respect to x_j, for a class j that is no target, the gradient is the number of targets t with x_t - x_j < 1,
-    divided by C. With respect to x_t, for a target t, the gradient is minus the number of classes j that are no targets
-    with x_t - x_j < 1, divided by C, once for each time that t is listed.
+    For a class j that is no target, the gradient of a row's loss is n_j / C, where n_j is the number of targets t with
+    x_t - x_j < 1. For a target t it is -n_t / C, where n_t is the number of classes j with x_t - x_j < 1 that are no
+    targets. A target that is listed k times counts k times in n_j, and its own gradient is -k n_t / C.
 
     Args:
         input_hbm, targets_hbm, reduction: the arguments of the forward.
-        grad_loss_hbm: [N] for ``"none"``, bfloat16, float16 or float32; else one float32, read on the device.
+        grad_loss_hbm: the upstream gradient: [N] for ``"none"``, bfloat16, float16 or float32; else one float32, read
+            on the device.
         inplace: write the gradient over ``input_hbm``; else into a new tensor.
 
     Returns:

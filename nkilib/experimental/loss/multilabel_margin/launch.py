@@ -3,14 +3,14 @@
 
 """A launch of the multi-label margin loss: its arguments and checks, and the targets and scores of rows on chip.
 
-:class:`Launch` has the arguments, which :func:`validate` checks. A *block* is the rows that are processed at a time
-(:class:`RowBlock`); N is the number of rows, C of classes. :class:`InputBuffers` loads the inputs of blocks,
-:class:`TargetReader` the targets, and :class:`Scores` separates the scores of targets from the others.
+:class:`Launch` has the arguments, which :func:`validate` checks. A *block* (:class:`RowBlock`) is up to 128 rows that
+are processed together; N is the number of rows, C the number of classes. :class:`InputBuffers` loads the inputs of
+blocks, :class:`TargetReader` the targets, and :class:`Scores` separates the scores of targets from the others.
 
-The targets of a row are a list, ended by the first negative number (:class:`TargetLists`). A device loop needs operands
-in each iteration, but the lists of rows have different lengths. Therefore lists are padded with 0, classes count from
-1, and the loop runs as often as the longest list of all rows needs. Each iteration processes a fixed number of targets
-of every row.
+The targets of a row are a list, ended by the first negative number (:class:`TargetLists`). Each iteration of a device
+loop processes ``TARGETS_OF_ITERATION`` targets of every row, but the lists have different lengths. Therefore the loop
+runs as often as the longest list of all rows needs, and shorter lists are padded with 0; targets in padded lists are
+class numbers from 1.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class RowBlock:
     """A block of rows, one in each partition.
 
     Attributes:
-        number: the number of the block among all blocks of the launch.
-        place: the number of the block among the blocks of its core.
+        number: the index of the block among all blocks of the launch.
+        place: the index of the block among the blocks of its core.
         batch: the rows.
-        is_stored: whether this core stores the results of the rows.
+        is_stored: whether this core stores the results of the rows; False only on the second core of one row.
     """
 
     number: int
@@ -90,24 +90,19 @@ class Launch:
 
     @property
     def factor(self) -> float:
-        """The factor of the sum of a row: 1 / C, or for a mean 1 / (N C)."""
+        """The factor that turns the sum of a row's terms into its loss: 1 / C, or for a mean 1 / (N C)."""
         return 1.0 / (self.classes * (self.rows if self.reduction == "mean" else 1))
 
     @property
     def number_of_blocks(self) -> int:
-        """The number of blocks of all cores.
-
-        The number is even, so that both cores run their loops equally often, and does not depend on the number of
-        cores.
-        """
+        """The number of blocks of all cores: even, so that both cores have equally many, and the same on one core."""
         return 2 * div_ceil(self.rows, 2 * PARTITIONS)
 
     def groups(self, bytes_of_class: int) -> list[list[RowBlock]]:
-        """Return the blocks of this core in groups; a device loop processes a whole group, because the start of a loop
-        takes long.
+        """Return the blocks of this core in groups of as many as fit SBUF; a device loop processes a whole group.
 
         Args:
-            bytes_of_class: the bytes per partition that a block needs for each class.
+            bytes_of_class: the bytes per partition that each block needs, divided by C.
         """
         blocks = self.blocks()
         fitting = max(1, (limited_sbuf_bytes(_TILE_BYTES) // self.classes - _SHARED_BYTES) // bytes_of_class)
@@ -115,10 +110,7 @@ class Launch:
         return [blocks[start : start + size] for start in range(0, len(blocks), size)]
 
     def blocks(self) -> list[RowBlock]:
-        """Return the blocks of this core.
-
-        If there is only one row, both cores process this row, and only the first core stores the results.
-        """
+        """Return the blocks of this core, in order; if N is 1, both cores get the row, and only the first stores it."""
         cores, core, count = nl.num_programs(), nl.program_id(0), self.number_of_blocks
         if self.rows == 1:
             return [RowBlock(0, 0, Batch(0, 1, 1), core == 0)]
@@ -148,9 +140,9 @@ class InputBuffers:
         return cls(launch, [nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf) for _ in range(blocks)])
 
     def loaded(self, group: list[RowBlock]) -> list[nl.NkiTensor]:
-        """Load the inputs of a group, a tile [rows, C] for each block.
+        """Load the inputs of a group, and return one tile [rows, C] for each block.
 
-        A row whose results the other core stores is replaced by zeros, because the other core may overwrite it.
+        Where this core does not store the results, the tile has zeros: the other core may overwrite the row in HBM.
         """
         inputs = []
         for block, tile_sbuf in zip(group, self.tiles_sbuf, strict=False):
@@ -194,7 +186,7 @@ def validate(launch: Launch) -> None:
 
 
 def iterations_of(classes: int) -> int:
-    """Return the number of iterations of a device loop over a list of ``classes`` targets."""
+    """Return the number of iterations of a device loop over lists of ``classes`` targets, the longest possible."""
     return div_ceil(classes, TARGETS_OF_ITERATION)
 
 
@@ -212,7 +204,7 @@ class Ordinals:
 
     @classmethod
     def make(cls, classes: int) -> Ordinals:
-        """Compute the tiles; numbers are counted in int32 and converted to float32, which is exact."""
+        """Compute both tiles for ``classes`` classes."""
         tiles = []
         for first, step in ((1, 1), (classes, -1)):
             counted_sbuf = nl.ndarray((PARTITIONS, classes), dtype=nl.int32, buffer=nl.sbuf)
@@ -224,12 +216,12 @@ class Ordinals:
 
 
 def of_iteration(tile_sbuf: nl.NkiTensor, iteration: nisa.VirtualRegister, place: int) -> nl.NkiTensor:
-    """Return the values of target number ``place`` of an iteration, one for each row, [rows, 1].
+    """Return a view [rows, 1] of a tile: for each row the value of target number ``place`` of an iteration.
 
     Args:
-        tile_sbuf: the values, [rows, iterations, targets of an iteration].
-        iteration: the iteration of the device loop.
-        place: the number of the target in the iteration.
+        tile_sbuf: one value for each target, [rows, iterations, targets of an iteration].
+        iteration: the index of the iteration of the device loop.
+        place: the index of the target in the iteration.
     """
     rows = tile_sbuf.shape[0]
     return tile_sbuf[:, nl.ds(iteration, 1), place : place + 1].reshape((rows, 1))
@@ -240,14 +232,14 @@ class TargetLists:
     """The padded lists of targets of a block of rows.
 
     Attributes:
-        classes_sbuf: float32 [rows, iterations, targets of an iteration]: classes, counted from 1, and 0 after the end
-            of a list.
+        classes_sbuf: float32 [rows, iterations, targets of an iteration]: the target classes, counted from 1; 0 after
+            the end of a list.
     """
 
     classes_sbuf: nl.NkiTensor
 
     def of_iteration(self, iteration: nisa.VirtualRegister, place: int) -> nl.NkiTensor:
-        """Return target number ``place`` of an iteration, one for each row, [rows, 1]."""
+        """Return a view [rows, 1]: the target number ``place`` of an iteration, for each row."""
         return of_iteration(self.classes_sbuf, iteration, place)
 
 
@@ -281,7 +273,7 @@ class TargetReader:
         return cls(launch, ordinals, loaded, unused_sbuf)
 
     def lengths(self, blocks: list[RowBlock]) -> nl.NkiTensor:
-        """Return the lengths of the lists of all blocks, float32 [128, blocks]; 0 in a partition without a row."""
+        """Return the number of targets of each row of all blocks, float32 [128, blocks]; 0 where there is no row."""
         lengths_sbuf = nl.ndarray((PARTITIONS, len(blocks)), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=lengths_sbuf, value=0.0)
         for block in blocks:
@@ -308,7 +300,10 @@ class TargetReader:
         return lengths_sbuf
 
     def iterations(self, lengths_sbuf: nl.NkiTensor) -> nisa.VirtualRegister:
-        """Return the number of iterations that the longest list of all rows of both cores needs."""
+        """Return the number of iterations that the longest list of all rows of both cores needs.
+
+        ``lengths_sbuf`` is the result of :meth:`lengths` for this core's blocks.
+        """
         longest_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_reduce(dst=longest_sbuf, op=nl.maximum, data=lengths_sbuf, axis=1)
         transposed_psum = nl.ndarray((1, PARTITIONS), dtype=nl.float32, buffer=nl.psum)
@@ -328,7 +323,7 @@ class TargetReader:
         return iterations
 
     def lists(self, block: RowBlock, lengths_sbuf: nl.NkiTensor) -> TargetLists:
-        """Return the padded lists of a block: target + 1 within the list, 0 after its end."""
+        """Load the targets of a block and return its padded lists; ``lengths_sbuf`` comes from :meth:`lengths`."""
         rows, classes = block.batch.rows, self.launch.classes
         length_sbuf = lengths_sbuf[0:rows, block.place : block.place + 1]
         iterations = iterations_of(classes)
@@ -355,13 +350,12 @@ class TargetReader:
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of a block of rows.
+    """The scores of a block of rows, as :func:`scores_of_group` returns them.
 
     Attributes:
-        others_sbuf: the scores, [rows, C], in the type of the input; :func:`scores_of_group` sets the scores of targets
-            to -inf.
+        others_sbuf: the scores, [rows, C], in the type of the input; -inf at the targets.
         biases_sbuf: 1 - x_t for each target t of a row's list, float32 [rows, iterations, targets of an iteration];
-            after the end of the list a number for which no term is positive.
+            after the end of the list the lowest float32, so that no term is positive.
         is_target_sbuf: bfloat16 [rows, C], 1 at every target, else 0.
     """
 
@@ -371,7 +365,7 @@ class Scores:
 
     @classmethod
     def make(cls, input_sbuf: nl.NkiTensor, lists: TargetLists) -> Scores:
-        """Clip the scores of the input to finite numbers, and allocate the other tiles."""
+        """Clip the scores of ``input_sbuf`` to finite numbers, in place; set the biases and marks of targets to 0."""
         highest = _HIGHEST[input_sbuf.dtype]
         nisa.tensor_scalar(
             dst=input_sbuf, data=input_sbuf, op0=nl.minimum, operand0=highest, op1=nl.maximum, operand1=-highest
@@ -390,11 +384,12 @@ class Scores:
         ordinals: Ordinals,
         unused_sbuf: nl.NkiTensor,
     ) -> None:
-        """Store the score of one target of each row in the place of the target's bias, and mark the target.
+        """Copy the score x_t of one target of each row to the target's place in ``biases_sbuf``, and mark the target in
+        ``is_target_sbuf``.
 
         Args:
-            iteration: the iteration of the device loop.
-            place: the number of the target in the iteration.
+            iteration: the index of the iteration of the device loop.
+            place: the index of the target in the iteration.
             lists: the lists of targets.
             ordinals: the class numbers.
             unused_sbuf: a scratch tile for products, [128, C].
@@ -422,7 +417,7 @@ class Scores:
 
 
 def _make_biases(biases_sbuf: nl.NkiTensor, lists: TargetLists) -> None:
-    """Replace each x_t by 1 - x_t, and by the lowest float32 after the end of a list."""
+    """Replace each x_t in ``biases_sbuf`` by 1 - x_t, and the numbers after the end of a list by the lowest float32."""
     nisa.tensor_scalar(dst=biases_sbuf, data=biases_sbuf, op0=nl.multiply, operand0=-1.0, op1=nl.add, operand1=1.0)
     is_none_sbuf = nl.ndarray(biases_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=is_none_sbuf, data=lists.classes_sbuf, op0=nl.equal, operand0=0.0)
@@ -436,14 +431,13 @@ def scores_of_group(
     iterations: nisa.VirtualRegister,
     unused_sbuf: nl.NkiTensor,
 ) -> list[Scores]:
-    """Return the scores of the blocks of a group, with the scores of targets separated from the scores of other
-    classes.
+    """Return the scores of each block of a group, with the scores of targets separated from those of other classes.
 
-    The score of a target is the sum over all classes of score times mask; the mask is 1 at the target and 0 elsewhere.
-    Infinite scores are clipped to the largest finite numbers first, because 0 times infinity is NaN.
+    The score of a target is found as a sum over all classes of score times mask. Infinite scores are clipped to the
+    largest finite numbers first, because 0 times infinity is NaN.
 
     Args:
-        inputs_sbuf: the scores of each block, [rows, C]; overwritten.
+        inputs_sbuf: the input of each block, [rows, C]; overwritten.
         lists: the target lists of each block.
         ordinals: the class numbers, with which targets are compared.
         iterations: the number of iterations that the longest list of all rows needs.

@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Losses and gradients for inputs of few classes [N, C, D]: the whole input is read once, or the whole gradient
-written.
+"""Losses and gradients for inputs [N, C, D] of few classes: the forward reads the whole input, the backward writes the
+whole gradient from SBUF.
 
 :func:`streamed_forward_of_core` and :func:`streamed_backward_of_core` are the loops over tiles (:class:`ClassTile`,
-:class:`ClassTiling`); :class:`ClassMasks` computes masks of the positions that have a class as target.
+:class:`ClassTiling`); :class:`ClassMasks` computes, for each class, a mask of the positions whose target it is.
 :func:`is_streamed` returns whether these loops take less time than gathering elements.
 
-A tile has all classes of many positions. A row [C, D] has D places; a position is one place of one row, with one
-element of every class. If whole rows fit a partition, each partition has some rows; otherwise it has adjacent places of
-one row. In both cases the positions of a partition, and their elements of one class, are contiguous in HBM. The tiles
-depend on shape and type only.
+A row [C, D] has D places; a position is one place of one row, with one element of every class. A tile has all classes
+of many positions. Each partition has either several whole rows or adjacent places of one row. The tiles depend on shape
+and type only, not on the number of cores.
 
-Targets and classes are compared as bfloat16, which represents all classes exactly; no other integer rounds to one of
-them. Elements are copied where a mask is set, not multiplied by the mask, because elements of other classes may be
+Targets and classes are compared as bfloat16. This is exact, because C is at most 256: no other integer rounds to a
+class. Elements are copied where a mask is set, not multiplied by the mask, because elements of other classes may be
 infinite or NaN.
 """
 
@@ -53,14 +52,14 @@ _EXACT_BELOW = 256
 
 @dataclass(frozen=True)
 class ClassTile:
-    """Positions that are processed at a time, with all their classes.
+    """Positions that are processed together, with all their classes.
 
     Attributes:
         part: the index of the partial sum to which the losses of the tile are added.
-        is_first: whether this is the first tile of its part.
+        is_first: whether the tile is the first one of its partial sum.
         shape: the shape of the input.
-        row: the index n of the row in which all positions of the tile lie; None if each partition has whole rows.
-        flat: the range of rows (if ``row`` is None) or of places of the row, and how it is spread over partitions.
+        row: the index of the row that contains all positions; None if each partition has whole rows.
+        flat: the range of rows if ``row`` is None, else the range of places of this row, divided over partitions.
     """
 
     part: int
@@ -88,8 +87,8 @@ class ClassTile:
     def classes_of(self, tensor_hbm: nl.NkiTensor, first: int, last: int) -> nl.NkiTensor:
         """Return the view of a tensor [N, C * D] for classes [first, last) of this tile.
 
-        The view is [partitions, classes, positions], or for whole rows [partitions, rows, C, D]; then [first, last)
-        must be all classes.
+        If ``row`` is None, the view is [partitions, rows, C, D], and [first, last) must be all classes; else the view
+        is [partitions, classes, positions].
         """
         flat, classes = self.flat, self.shape.classes
         if self.row is None:
@@ -100,7 +99,7 @@ class ClassTile:
         return run_hbm.reshape((last - first, flat.rows, flat.columns)).permute((1, 0, 2))
 
     def on_chip(self, buffer_sbuf: nl.NkiTensor, classes: int) -> nl.NkiTensor:
-        """Return a view of a buffer for the elements of ``classes`` classes, in the shape of :meth:`classes_of`."""
+        """Return a view of a buffer [128, elements] for ``classes`` classes, in the shape of :meth:`classes_of`."""
         flat = self.flat
         taken_sbuf = buffer_sbuf[0 : flat.rows, 0 : classes * self.positions]
         if self.row is None:
@@ -108,11 +107,11 @@ class ClassTile:
         return taken_sbuf.reshape((flat.rows, classes, flat.columns))
 
     def of_class(self, tile_sbuf: nl.NkiTensor, number: int) -> nl.NkiTensor:
-        """Return the elements of class number ``number`` in a tile from :meth:`on_chip`."""
+        """Return the elements of one class in a tile from :meth:`on_chip`; ``number`` is the index in the tile."""
         return tile_sbuf[:, :, number, :] if self.row is None else tile_sbuf[:, number, :]
 
     def like_class(self, positions_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return a tile [partitions, positions] in the shape that :meth:`of_class` returns."""
+        """Return the tile ``positions_sbuf`` [partitions, positions], reshaped to the shape of :meth:`of_class`."""
         if self.row is not None:
             return positions_sbuf
         return positions_sbuf.reshape((self.partitions, self.flat.columns, self.shape.places))
@@ -126,10 +125,10 @@ class ClassTile:
 
 
 def _tiles(elements: int, columns: int) -> list[FlatTile]:
-    """Return the tiles of :func:`flat_tiles`, all with at most ``columns`` elements per partition.
+    """Return the tiles of :func:`flat_tiles`, each with at most ``columns`` elements per partition.
 
-    If the last tile has more elements than that in a single partition, its elements (fewer than 128) are spread over
-    partitions, one in each.
+    A last tile of :func:`flat_tiles` with more elements in its only partition is replaced by a tile with one element in
+    each partition.
     """
     tiles = flat_tiles(elements, columns)
     last = tiles[-1]
@@ -144,9 +143,9 @@ class ClassTiling:
 
     Attributes:
         shape: the shape of the input.
-        positions: the largest number of positions in a partition.
-        classes: the number of classes whose elements are on chip together.
-        has_whole_rows: whether partitions have whole rows.
+        positions: the largest number of positions in a partition of a tile.
+        classes: the number of classes whose elements are on chip together; C if partitions have whole rows.
+        has_whole_rows: whether each partition has whole rows, instead of places of one row.
     """
 
     shape: Shape
@@ -156,11 +155,7 @@ class ClassTiling:
 
     @classmethod
     def of(cls, shape: Shape, dtype: nl.DType) -> ClassTiling:
-        """Return the tiling of an input.
-
-        A tile has as many positions as fit, but with whole rows no more than needed to spread all rows over the
-        partitions of two cores.
-        """
+        """Return the tiling for an input of type ``dtype``."""
         in_buffer = _TILE_BYTES // dtype_bytes(dtype)
         fitting = min(_POSITIONS_MAX, in_buffer // shape.classes)
         if fitting < shape.places or shape.rows < PARTITIONS <= shape.places:
@@ -191,7 +186,7 @@ class ClassTiling:
         ]
 
     def tiles_of_core(self) -> list[ClassTile]:
-        """Return the tiles of this core, which computes whole parts (:attr:`ClassTile.part`)."""
+        """Return the tiles of this core; all tiles with one :attr:`ClassTile.part` belong to one core."""
         cores, core = nl.num_programs(), nl.program_id(0)
         return [tile for tile in self.tiles() if tile.part % cores == core]
 
@@ -227,12 +222,12 @@ def loaded_weights(class_weight_hbm: nl.NkiTensor | None) -> nl.NkiTensor | None
 
 @dataclass(frozen=True)
 class LoadedTargets:
-    """The loaded targets of one tile: [partitions, positions].
+    """The loaded targets of one tile, [partitions, positions].
 
     Attributes:
         tile: the tile that the targets belong to.
-        targets_sbuf: the targets in int32.
-        classes_sbuf: the targets in bfloat16.
+        targets_sbuf: the targets, int32.
+        classes_sbuf: the same targets, rounded to bfloat16.
     """
 
     tile: ClassTile
@@ -246,7 +241,7 @@ class TargetTile:
 
     Attributes:
         tile: the tile that the targets belong to.
-        classes_sbuf: the targets; -1 at ignored positions if ``ignore_index`` is a class number.
+        classes_sbuf: the targets; -1 in place of ``ignore_index`` if that is in [0, C).
         counts_sbuf: 1 for a valid position, 0 for an ignored one.
         ignored_sbuf: 1 for an ignored position, 0 for a valid one.
     """
@@ -259,12 +254,12 @@ class TargetTile:
 
 @dataclass(frozen=True)
 class ClassMasks:
-    """A source of masks of the positions that have a class as target.
+    """The loader of targets, which also computes for each class a mask of the positions whose target it is.
 
     Attributes:
         targets_hbm: the targets, int32 [N, D].
-        ignore_index: the target of ignored positions, an int32.
-        masks_sbuf: bfloat16 tiles for masks, used round-robin.
+        ignore_index: the target of ignored positions.
+        masks_sbuf: bfloat16 tiles [128, positions] for masks, used round-robin.
     """
 
     targets_hbm: nl.NkiTensor
@@ -273,16 +268,13 @@ class ClassMasks:
 
     @classmethod
     def make(cls, targets_hbm: nl.NkiTensor, ignore_index: int, positions: int) -> ClassMasks:
-        """Allocate masks for tiles of at most ``positions`` positions in each partition."""
+        """Return a loader for tiles of at most ``positions`` positions in each partition."""
         shape = (nl.tile_size.pmax, positions)
         masks = [nl.ndarray(shape, dtype=nl.bfloat16, buffer=nl.sbuf) for _ in range(_MASKS)]
         return cls(targets_hbm, ignore_index, masks)
 
     def load(self, tile: ClassTile) -> LoadedTargets:
-        """Load the targets of a tile.
-
-        The caller loads one tile ahead, so that Vector does not wait for the targets.
-        """
+        """Load the targets of a tile into new tiles."""
         shape = (tile.partitions, tile.positions)
         targets_sbuf = nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf)
         classes_sbuf = nl.ndarray(shape, dtype=nl.bfloat16, buffer=nl.sbuf)
@@ -291,7 +283,7 @@ class ClassMasks:
         return LoadedTargets(tile, targets_sbuf, classes_sbuf)
 
     def compare(self, loaded: LoadedTargets) -> TargetTile:
-        """Return the loaded targets with masks of valid and ignored positions."""
+        """Return the targets with masks of valid and ignored positions; ``loaded.classes_sbuf`` may be overwritten."""
         classes_sbuf = loaded.classes_sbuf
         counts_sbuf, ignored_sbuf = (
             nl.ndarray(classes_sbuf.shape, dtype=nl.bfloat16, buffer=nl.sbuf) for _ in range(2)
@@ -306,16 +298,17 @@ class ClassMasks:
         return TargetTile(loaded.tile, classes_sbuf, counts_sbuf, ignored_sbuf)
 
     def of_tiles(self, tiles: list[ClassTile]) -> Iterator[TargetTile]:
-        """Yield the targets of each tile, loaded one tile ahead."""
+        """Yield the targets of each tile; the load of the next tile is issued before."""
         loaded: list[LoadedTargets] = []
         for number in range(len(tiles)):
             loaded.extend(self.load(tile) for tile in tiles[len(loaded) : number + 2])
             yield self.compare(loaded[number])
 
     def of_classes(self, targets: TargetTile, first: int, last: int) -> Iterator[tuple[int, nl.NkiTensor]]:
-        """Yield each class of [first, last) with its mask, uint16, nonzero at positions that have the class as target.
+        """Yield each class of [first, last) with its mask: uint16 [partitions, positions], not 0 where the class is the
+        target.
 
-        Masks are computed ahead of their use, so that Vector does not wait for its own results.
+        Masks are computed two classes ahead, so that Vector does not wait for its own results.
         """
         masks: list[nl.NkiTensor] = []
         for number in range(first, last + _AHEAD):
@@ -334,11 +327,11 @@ class ClassMasks:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The elements and class weights at the targets of one tile: [partitions, positions].
+    """The elements and class weights at the targets of one tile, [partitions, positions].
 
     Attributes:
         targets: the targets of the positions.
-        values_sbuf: the elements at the targets, in the type of the input.
+        values_sbuf: the elements at the targets, in the type of the input; 0 at ignored positions.
         weight_sbuf: the class weights of the targets; 0 at ignored positions.
     """
 
@@ -348,7 +341,7 @@ class Chosen:
 
 
 def _add_sum(sums: PartialSums, tile: ClassTile, values_sbuf: nl.NkiTensor) -> None:
-    """Add the sum of each partition of a tile to the partial sum of the tile's part."""
+    """Sum ``values_sbuf`` over each partition, in place, and add the result to partial sum number ``tile.part``."""
     total_sbuf = sums.of_part(tile.part, tile.partitions)
     if tile.is_first:
         sum_in_place(values_sbuf, total_sbuf)
@@ -363,7 +356,7 @@ class _Forward:
     """The operands and results that all tiles of the forward share.
 
     Attributes:
-        masks: the masks of the classes.
+        masks: the source of the masks of classes.
         weights_sbuf: the class weights, float32 [128, C]; None for weights of 1.
         results: the tensors in HBM for the results.
         sums: the partial sums of losses and weights.
@@ -375,9 +368,9 @@ class _Forward:
     sums: Sums
 
     def begin(self, targets: TargetTile, dtype: nl.DType) -> Chosen:
-        """Return tiles for the elements and weights at the targets of a tile.
+        """Return tiles that :meth:`choose` fills: elements 0 at ignored positions, else NaN; all weights 0.
 
-        An element is 0 at an ignored position, else NaN, which remains if the target is out of range.
+        NaN remains where the target is out of range. Without class weights, the weights are already 1 or 0 (ignored).
         """
         shape = targets.classes_sbuf.shape
         values_sbuf = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
@@ -390,7 +383,10 @@ class _Forward:
         return Chosen(targets, values_sbuf, weight_sbuf)
 
     def choose(self, chosen: Chosen, input_sbuf: nl.NkiTensor, first: int, last: int) -> None:
-        """Copy the elements and weights of classes [first, last) to ``chosen`` where the class is the target."""
+        """For each class of [first, last), copy its elements and its weight to ``chosen`` where it is the target.
+
+        ``input_sbuf`` has the elements of these classes (:meth:`ClassTile.on_chip`).
+        """
         tile = chosen.targets.tile
         for number, mask_sbuf in self.masks.of_classes(chosen.targets, first, last):
             nisa.tensor_copy_predicated(
@@ -405,7 +401,10 @@ class _Forward:
                 )
 
     def finish(self, chosen: Chosen) -> None:
-        """Compute the losses -w x of the chosen elements x and weights w, and store them or add them to the sums."""
+        """Compute the losses -w x from the elements x and weights w; store them in HBM or add them to the sums.
+
+        The weights are added to their sum in both cases.
+        """
         values_sbuf, tile = chosen.values_sbuf, chosen.targets.tile
         losses_sbuf = nl.ndarray(values_sbuf.shape, dtype=self.results.loss_hbm.dtype, buffer=nl.sbuf)
         if self.weights_sbuf is None:
@@ -435,7 +434,7 @@ def streamed_forward_of_core(
     ignore_index: int,
     results: Results,
 ) -> None:
-    """Compute and store the results of this core's tiles; ``input_hbm`` is [N, C * D]."""
+    """Compute the losses of this core's tiles and store ``results``; ``input_hbm`` is [N, C * D]."""
     tiling = ClassTiling.of(shape, input_hbm.dtype)
     tiles, parts = tiling.tiles_of_core(), tiling.tiles()[-1].part + 1
     sums = Sums(PartialSums.make(parts), None if results.is_each else PartialSums.make(parts))
@@ -458,13 +457,12 @@ def streamed_forward_of_core(
 
 @dataclass(frozen=True)
 class _LoadedUpstream:
-    """The targets and upstream gradients of one tile: [partitions, positions].
+    """The targets of one tile and, if each loss has its own upstream gradient, one tile [partitions, positions].
 
     Attributes:
         targets: the targets of the positions.
-        values_sbuf: the gradient at the target, in the type of the input, if all classes have the same weight; else
-            None.
-        grad_sbuf: the upstream gradient of each loss, to be multiplied by the weight of the class; None if not needed.
+        values_sbuf: without class weights, the gradient at each target, in the type of the input; else None.
+        grad_sbuf: with class weights, the upstream gradient of each loss; else None.
     """
 
     targets: TargetTile
@@ -473,10 +471,7 @@ class _LoadedUpstream:
 
 
 def _factors(weights_sbuf: nl.NkiTensor | None, uniform_sbuf: nl.NkiTensor | None, classes: int) -> nl.NkiTensor:
-    """Return the factor of the gradient for each class, float32 [128, C].
-
-    The factor is minus the class weight, times the upstream gradient if all losses have the same one.
-    """
+    """Return, for each class, minus its weight, times ``uniform_sbuf`` if that is not None: float32 [128, C]."""
     if weights_sbuf is None:
         weights_sbuf = nl.ndarray((PARTITIONS, classes), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=weights_sbuf, value=1.0)
@@ -489,11 +484,11 @@ class _Backward:
     """The operands that all tiles of the backward share.
 
     Attributes:
-        masks: the masks of the classes.
-        factors_sbuf: the gradient at a target of each class, [128, C]; if each loss has its own upstream gradient, the
-            factor of the upstream gradient.
+        masks: the source of the masks of classes.
+        factors_sbuf: the result of :func:`_factors`, [128, C]: the gradient at a target of each class, or, if each loss
+            has its own upstream gradient, the factor of that.
         upstream: the upstream gradients of the losses.
-        is_weighted: whether the factors of the classes differ.
+        is_weighted: whether there are class weights.
     """
 
     masks: ClassMasks
@@ -502,9 +497,7 @@ class _Backward:
     is_weighted: bool
 
     def load(self, targets: TargetTile, dtype: nl.DType) -> _LoadedUpstream:
-        """Load the upstream gradients of a tile, and multiply them by the factor of the classes if all classes have the
-        same one.
-        """
+        """Load the upstream gradients of a tile if each loss has its own; negate them if there are no class weights."""
         tile = targets.tile
         if not self.upstream.is_each:
             return _LoadedUpstream(targets, None, None)
@@ -515,9 +508,7 @@ class _Backward:
         return _LoadedUpstream(targets, self._product(grad_sbuf, 0, dtype), None)
 
     def make(self, loaded: _LoadedUpstream, gradient_sbuf: nl.NkiTensor, first: int, last: int) -> None:
-        """Compute the gradient for classes [first, last): the gradient of the position where the class is the target,
-        else 0.
-        """
+        """Write the gradient for classes [first, last) to ``gradient_sbuf``: 0 except where the class is the target."""
         tile = loaded.targets.tile
         nisa.memset(dst=gradient_sbuf, value=0.0, engine=nisa.engine.gpsimd)
         for number, mask_sbuf in self.masks.of_classes(loaded.targets, first, last):
@@ -536,7 +527,7 @@ class _Backward:
         return self.factors_sbuf[0 : tile.partitions, number : number + 1].broadcast(1, tile.positions)
 
     def _product(self, grad_sbuf: nl.NkiTensor, number: int, dtype: nl.DType) -> nl.NkiTensor:
-        """Multiply upstream gradients by the factor of class ``number``, on Scalar, which has little other work."""
+        """Return upstream gradients times the factor of class ``number``, in a new tile of type ``dtype``."""
         values_sbuf = nl.ndarray(grad_sbuf.shape, dtype=dtype, buffer=nl.sbuf)
         factor_sbuf = self.factors_sbuf[0 : grad_sbuf.shape[0], number : number + 1]
         nisa.activation(dst=values_sbuf, op=nl.copy, data=grad_sbuf, scale=factor_sbuf)

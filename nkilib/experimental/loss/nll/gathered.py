@@ -4,12 +4,10 @@
 """Losses and gradients of one core that gathers and scatters only the elements at the targets.
 
 :func:`forward_of_core` and :func:`backward_of_core` are the loops over an input [N, C * D]: N rows, C classes, D places
-of a row. :class:`Results`, :class:`Sums`, :func:`weigh` and :func:`store_sums` compute and store results; the loops of
-:mod:`.few_classes` use them too.
+of a row. :class:`Results`, :class:`Sums`, :func:`weigh` and :func:`store_sums` are also used by :mod:`.few_classes`.
 
-The gradient is 0 except for one element per position. The zeros of a block of rows are stored from one tile, in long
-runs; then the elements are scattered. The core that stores the zeros of a row also scatters into this row, and the
-scatter waits for the stores.
+The gradient is 0 except for one element per position. A core first stores zeros over a whole block of rows, then
+scatters the elements at the targets into the block.
 """
 
 from __future__ import annotations
@@ -45,10 +43,10 @@ class Results:
     """The result tensors of the forward in HBM.
 
     Attributes:
-        loss_hbm: the losses, [N, D], or their sum or mean, float32 [1].
-        total_weight_hbm: the sum of the weights of the positions, float32 [1].
-        is_each: whether every loss is stored.
-        is_mean: whether the sum of losses is divided by the sum of weights.
+        loss_hbm: the losses, [N, D] in the type of the input, or their sum or mean, float32 [1].
+        total_weight_hbm: the sum of the class weights of all valid positions, float32 [1].
+        is_each: whether every loss is stored (reduction ``"none"``).
+        is_mean: whether the sum of losses is divided by the total weight (reduction ``"mean"``).
     """
 
     loss_hbm: nl.NkiTensor
@@ -59,17 +57,14 @@ class Results:
 
 @dataclass(frozen=True)
 class Sums:
-    """Partial sums of the weights, and of the losses; None instead of the sums of losses if each loss is stored."""
+    """Partial sums of the weights, and of the losses; ``losses`` is None if every loss is stored."""
 
     weights: PartialSums
     losses: PartialSums | None
 
 
 def weigh(dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, weight_sbuf: nl.NkiTensor) -> None:
-    """Write -w x to ``dst_sbuf``, with x in ``values_sbuf`` and the weights w in ``weight_sbuf``.
-
-    For elements x of the input the results are losses, for upstream gradients x they are gradients.
-    """
+    """Write -w x to ``dst_sbuf``, with x from ``values_sbuf`` and w from ``weight_sbuf``."""
     nisa.scalar_tensor_tensor(
         dst=dst_sbuf,
         data=values_sbuf,
@@ -81,9 +76,9 @@ def weigh(dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, weight_sbuf: nl.Nki
 
 
 def store_sums(sums: Sums, results: Results) -> None:
-    """Store the total weight and the reduced loss of all cores; the first core stores them.
+    """Combine the sums of all cores; store the total weight and, with a reduction, the loss, on the first core.
 
-    Without a valid position the mean is 0 * inf, NaN, as in PyTorch.
+    Without a valid position the mean is 0 * inf, which is NaN, as in PyTorch.
     """
     is_first = nl.program_id(0) == 0
     weight_sbuf = sums.weights.total(pipe=0)
@@ -103,9 +98,9 @@ def store_sums(sums: Sums, results: Results) -> None:
 def _take(
     elements: TargetElements, values_sbuf: nl.NkiTensor, batch: PositionBatch, results: Results, sums: Sums
 ) -> None:
-    """Compute the losses -w x of a batch from elements x and weights w, and store them or add them to the sums.
+    """Compute the losses -w x of a batch from elements x and weights w; store them in HBM or add them to the sums.
 
-    A weight of 0 makes NaN of an infinite element, as in PyTorch.
+    The weights are added to their sum in both cases.
     """
     nisa.tensor_copy(dst=sums.weights.of_part(batch.number, batch.positions), src=elements.weight_sbuf)
     if sums.losses is not None:
@@ -117,7 +112,7 @@ def _take(
 
 
 def forward_of_core(input_hbm: nl.NkiTensor, shape: Shape, finder: ElementFinder, results: Results) -> None:
-    """Compute and store the results of this core's rows of an input [N, C * D]."""
+    """Compute the losses of this core's rows of an input [N, C * D], and store ``results``."""
     parts = number_of_batches(shape)
     sums = Sums(PartialSums.make(parts), None if results.is_each else PartialSums.make(parts))
     own = blocks_of(shape)[nl.program_id(0) :: nl.num_programs()]
@@ -141,7 +136,7 @@ def _store_zeros(block_hbm: nl.NkiTensor, zeros_sbuf: nl.NkiTensor) -> list[nisa
 
 
 def _gradients(elements: TargetElements, grad_sbuf: nl.NkiTensor, dtype: nl.DType) -> nl.NkiTensor:
-    """Return the gradients at the targets of a batch: -w times the upstream gradient; 0 for an ignored target."""
+    """Return the gradient at each target of a batch, [positions, 1] in type ``dtype``; 0 for an ignored target."""
     float32_sbuf = nl.ndarray(grad_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
     weigh(float32_sbuf, grad_sbuf, elements.weight_sbuf)
     return cast(selected(float32_sbuf, elements.counts_sbuf), dtype)

@@ -122,10 +122,10 @@ NLL: Final = SizedLoss(
 
 
 class NllLosses(NamedTuple):
-    """The losses and weights of every position, in the shape of the targets; 0 at ignored positions.
+    """The losses and weights of every position, in the shape of the targets; both are 0 at ignored positions.
 
     Attributes:
-        losses: ``-w[t] * x[t]``, with class weights w, input x and target t.
+        losses: ``-w[t] * x[t]``, with class weights w, and input x and target t of the position.
         weights: ``w[t]``.
     """
 
@@ -181,10 +181,10 @@ def nll_loss_gradient_reference(
 
 
 def _additions(shape: Shape, streamed: bool | None) -> int:
-    """Return how many additions, one after another, an element goes through in the sum over all positions.
+    """Return the largest number of consecutive additions that a loss takes part in, in the sum over all positions.
 
-    The kernels add ``LEAF`` numbers at a time, in levels. For a streamed input each partition first adds up its own
-    positions one after another, which counts too.
+    The kernels add ``LEAF`` numbers at a time, in levels. For a streamed input, the positions of each partition are
+    added one after another before that.
     """
     if streamed is False or shape.classes > STREAMED_CLASSES_MAX:
         return LEAF * (levels(number_of_batches(shape)) + levels(PARTITIONS))
@@ -200,11 +200,11 @@ def nll_loss_bound(
 ) -> Float64Array:
     """Return the largest accepted error of the losses, or of the sum or mean, for an input of shape ``shape``.
 
-    The losses are stored in ``dtype`` for ``"none"``. ``streamed`` is the argument of the kernel.
+    ``dtype`` is the type in which the losses are stored for ``"none"``; ``streamed`` is the argument of the kernel.
 
-    u = 2^-23; rounding to float32 once costs u / 2. A loss is one product of exact numbers: without a weight the error
-    is 0. A sum adds 32 numbers at a time; for a streamed input the positions of a partition are added first. A mean
-    multiplies by the reciprocal of a sum that has an error of its own.
+    Let u = 2^-23. A loss is one product, with an error of u / 2 of itself. Each addition of a sum (:func:`_additions`)
+    adds u / 2 of the sum of magnitudes. A mean is multiplied by the reciprocal of the total weight, a sum with an error
+    of its own.
     """
     if reduction == "none":
         return 0.5 * UNIT * np.abs(reference.losses) + rounding(reference.losses, dtype)
@@ -219,9 +219,8 @@ def nll_loss_bound(
 
 
 def nll_loss_gradient_bound(exact: Float64Array, dtype: npt.DTypeLike) -> Float64Array:
-    """Return the largest accepted error of each element of the gradient; an element that is 0 is exact.
+    """Return the largest accepted error of each element of the gradient; 2^-126 for an element that is 0.
 
-    An element is the product of an upstream gradient, a weight, and for a mean the reciprocal of the total weight:
-    three products.
+    An element is the product of an upstream gradient, a weight and, for a mean, the reciprocal of the total weight.
     """
     return np.where(exact == 0.0, SMALLEST_NORMAL, 4.0 * UNIT * np.abs(exact) + rounding(exact, dtype))

@@ -3,9 +3,8 @@
 
 """The kernels of the negative log-likelihood loss, as plain functions to call from NKI code.
 
-The arguments are checked before the first instruction. An input of few classes is streamed, that is read whole
-(:mod:`.few_classes`), if this is modelled to take less time than gathering the elements at the targets
-(:mod:`.gathered`).
+Two loops compute the same results: one *streams* the whole input (:mod:`.few_classes`, at most 256 classes), the other
+*gathers* the elements at the targets (:mod:`.gathered`). The kernels choose the one with the smaller modelled time.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def _checked_shape(
     ignore_index: int,
     reduction: str,
 ) -> Shape:
-    """Return the dimensions of the input, after a check of the arguments that forward and backward share."""
+    """Check the arguments that forward and backward share, and return the dimensions of the input."""
     require_indirect_dma(function)
     input_shape = tuple(input_hbm.shape)
     require(
@@ -82,7 +81,7 @@ def _checked_shape(
 
 
 def _streams(function: str, shape: Shape, dtype: nl.DType, streamed: bool | None) -> bool:
-    """Return whether to stream the input, after a check that the shape is accepted for streaming or for gathering."""
+    """Return whether to stream the input; raise AssertionError if the shape is not accepted for the chosen loop."""
     require(
         streamed in (None, True, False), f"{function}: streamed must be True, False or None, got {streamed}; use None"
     )
@@ -111,10 +110,11 @@ def nll_loss_forward(
     reduction: str = "mean",
     streamed: bool | None = None,
 ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Compute the negative log-likelihood of every position's target t: ``-w[t] * x[t]``, with class weights w.
+    """Compute the negative log-likelihood loss of every position: ``-w[t] * x[t]``, with class weights w, target t and
+    the log-probabilities x of the position.
 
-    Equivalent to ``F.nll_loss(input, target, weight, ignore_index=ignore_index, reduction=reduction)`` in PyTorch. Of
-    an input of many classes, only the elements at the targets are read. Launch with ``nll_loss_forward[2](...)`` on a
+    Equivalent to ``F.nll_loss(input, target, weight, ignore_index=ignore_index, reduction=reduction)`` in PyTorch. If
+    the input is not streamed, only the elements at the targets are read. Launch with ``nll_loss_forward[2](...)`` on a
     logical NeuronCore of two cores.
 
     Dimensions:
@@ -131,8 +131,8 @@ def nll_loss_forward(
         class_weight_hbm: [C], float32; None means 1.
         ignore_index: target of ignored positions; an int32.
         reduction: ``"none"``, ``"sum"``, or ``"mean"``: the sum of losses divided by the sum of weights.
-        streamed: whether to read the whole input in long runs, for at most 256 classes, instead of gathering the
-            elements at the targets; None: whatever is modelled to take less time.
+        streamed: True reads the whole input in long runs, for at most 256 classes. False gathers the elements at the
+            targets. None chooses the way that is modelled to take less time.
 
     Returns:
         loss_hbm: for ``"none"`` the losses in the shape of the targets and the type of the input; otherwise [1],
@@ -176,8 +176,8 @@ def nll_loss_backward(
     the upstream gradient.
 
     Equivalent to the gradient of ``F.nll_loss(input, target, weight, ignore_index=ignore_index,
-    reduction=reduction)`` in PyTorch. The gradient is written once; the input is not read. Launch like
-    :func:`nll_loss_forward`.
+    reduction=reduction)`` in PyTorch. The input is not read. The gradient is written once, except that elements which
+    are scattered over zeros are written twice. Launch like :func:`nll_loss_forward`.
 
     Dimensions:
         N, C, D: see :func:`nll_loss_forward`.
@@ -189,9 +189,9 @@ def nll_loss_backward(
             else [1], float32, read on the device.
         total_weight_hbm: [1], float32, the second result of the forward, for ``"mean"``.
         inplace: write the gradient over ``input_hbm``; else into a new tensor.
-        streamed: whether to compute the gradient on chip and write it once, for at most 256 classes, instead of
-            scattering over zeros; None: whatever is modelled to take less time. With streaming, a target out of range
-            has a gradient of zeros.
+        streamed: True computes the whole gradient on chip and writes it once, for at most 256 classes; a target out of
+            range then has a gradient of zeros. False writes zeros, then scatters the elements at the targets. None
+            chooses the way that is modelled to take less time.
 
     Returns:
         grad_input_hbm: the gradient in shape and type of the input; with ``inplace``, ``input_hbm`` itself.

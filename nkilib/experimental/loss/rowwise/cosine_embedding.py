@@ -4,33 +4,32 @@
 """Cosine embedding loss: the cosine of two rows should be 1 where the target is 1, and at most the margin where the
 target is -1.
 
-The loss is ``1 - cos`` or ``max(0, cos - margin)``, and 0 for other targets:
+The loss is ``1 - cos`` for target 1, ``max(0, cos - margin)`` for target -1, and 0 for other targets:
 ``torch.nn.functional.cosine_embedding_loss``. Like PyTorch it adds 1e-12 to the squared norms, so that the cosine of a
 row of zeros is 0.
 
-The gradient of a row x is ``k (r1 r2 y - cos r1^2 x)``, where y is the other row, r1 and r2 are the inverse norms of x
-and y, and k is the derivative of the loss with respect to the cosine: a sum of the two rows, with coefficients that the
-forward computes. Inputs are identified by numbers (``FIRST``, ``SECOND``); a *piece* is the part of a tile of rows that
-is processed at a time.
+Let x and y be the two rows, r1 and r2 their inverse norms, and k the derivative of the loss with respect to the cosine
+(-1, 0 or 1). The gradient of x is ``k r1 r2 y - k cos r1^2 x``. The forward returns the coefficients of y and x, the
+backward computes the sum. Inputs are identified by numbers (``FIRST``, ``SECOND``); a *piece* is the part of a tile of
+rows that is processed at a time.
 
 The file has the definition in instructions (:class:`CosineEmbedding`), the float64 reference
 (:class:`CosineReference`), the kernels (``cosine_embedding_loss_...``) and the registry entry
 (:data:`COSINE_EMBEDDING`).
 
-Errors of float32 arithmetic, with u = 2^-23.
+Errors of float32 arithmetic, with u = 2^-23 and n consecutive additions in the sum of a row:
 
-With n consecutive additions in the sum of a row, the product of the rows has an error of (n + 1) u / 2 of the sum of
-magnitudes, and a squared norm, with its constant, one of (n + 2) u / 2 of itself. The inverse root has half of that
-relative error, plus u / 2 each for its root and its reciprocal. The error of the cosine is the error of the product
-times the inverse norms, plus the cosine times the errors of both inverse norms, plus u for products. The error of the
-loss is that of the cosine, plus u / 2 of the loss and of the margin.
+- the dot product of the rows: (n + 1) u / 2 times the sum of the magnitudes of its terms;
+- a squared norm, with its constant: (n + 2) u / 2 of itself; the inverse norm: half of this relative error, plus u / 2
+  each for root and reciprocal;
+- the cosine: the error of the dot product times the inverse norms, plus the cosine times the relative errors of both
+  inverse norms, plus u for products;
+- the loss: the error of the cosine, plus u / 2 of the loss and of the margin.
 
     |error| <= u (n + 9 / 2 + |margin| / 2 + loss / 2)
 
-An additional error of u in roots or reciprocals adds 2 u |cos|.
-
-In a gradient k (y / (|x| |y|) - cos x / |x|^2), the first term has the errors of the inverse norms and 4 u; the second
-one has the same errors and the error of the cosine.
+A further error of u in each root adds 2 u |cos|, and so does one in each reciprocal. In a gradient, the term of y has
+the relative errors of the inverse norms and 4 u; the term of x has these errors and the error of the cosine.
 """
 
 from __future__ import annotations
@@ -93,11 +92,11 @@ SQUARED_EPS = 1e-12
 
 @dataclass(frozen=True)
 class CosineFactors:
-    """The factors of both rows in the gradients: float32 [partitions, rows].
+    """The factors of the two rows x and y in the gradients, each a tile float32 [partitions, rows of the group].
 
     Attributes:
-        of_other: the factor of the other row, the same in both gradients.
-        of_itself: for each input by number, the factor of its row in its own gradient.
+        of_other: the factor of y in the gradient of x, which is also the factor of x in the gradient of y.
+        of_itself: the factor of x in the gradient of x, and the factor of y in the gradient of y.
     """
 
     of_other: nl.NkiTensor
@@ -122,20 +121,19 @@ class CosineEmbedding:
         return FIRST, SECOND
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return no tiles: :meth:`accumulate` needs the loaded inputs only."""
+        """Return an empty tuple: :meth:`accumulate` needs the loaded inputs only."""
         return ()
 
     def accumulate(self, piece: Piece, prepared: Prepared) -> None:
-        """Add up the products of both rows on Vector, and the squares of each row on Scalar."""
+        """Add the products x y (on Vector), and the squares of x and of y (on Scalar), to the three sums of a row."""
         first_sbuf, second_sbuf = piece.tensors[FIRST], piece.tensors[SECOND]
         piece.add_product(_DOT, piece.float32(), first_sbuf, second_sbuf)
         piece.add_function(_FIRST_SQUARES, nl.square, piece.float32(), first_sbuf)
         piece.add_function(_SECOND_SQUARES, nl.square, piece.float32(), second_sbuf)
 
     def results(self, statistics_sbuf: list[nl.NkiTensor], vectors_sbuf: list[nl.NkiTensor]) -> RowResults:
-        """Return the loss of each row, and three coefficients for the gradients.
-
-        The coefficients are the factor of the other row, and for each input the factor of its own row.
+        """Return the loss of each row, and three coefficients: the factors of :class:`CosineFactors`, in their order,
+        without the upstream gradient.
         """
         (target_sbuf,) = vectors_sbuf
         inverses = [_inverse_norm(statistics_sbuf[number]) for number in (_FIRST_SQUARES, _SECOND_SQUARES)]
@@ -161,7 +159,7 @@ class CosineEmbedding:
         return CosineFactors(of_other, of_itself)
 
     def gradients(self, piece: Piece, factors: CosineFactors, dst_sbuf: dict[int, nl.NkiTensor]) -> None:
-        """Write the requested gradients, each a sum of both rows times their factors, to ``dst_sbuf``."""
+        """Write each requested gradient, factor of x * x + factor of y * y, to its tile in ``dst_sbuf``."""
         for tensor, gradient_sbuf in dst_sbuf.items():
             other = SECOND if tensor == FIRST else FIRST
             terms = [
@@ -205,8 +203,9 @@ class CosineReference:
         return Derived(value, largest, own, {"sqrt": of_function, "reciprocal": of_function})
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return the gradients and their errors; an error is infinite where rounding may change the sign of cos -
-        margin.
+        """Return the derivatives of each row's loss with respect to the elements of both inputs, with their errors.
+
+        An error is infinite where rounding may change the sign of cos - margin.
         """
         of_rows = _cosine(tensors, functions)
         cosine, inverses, relative = of_rows.exact, of_rows.inverses, of_rows.relative
@@ -227,12 +226,12 @@ class CosineReference:
 
 @dataclass(frozen=True)
 class _Cosine:
-    """The cosines of pairs of rows.
+    """The cosines of the rows of the first input with those of the second.
 
     Attributes:
-        exact: the cosines and their errors.
-        inverses: the inverse norms of the rows, for each of the two inputs.
-        relative: the relative error of the product of two inverse norms.
+        exact: the cosines, [N], and their errors.
+        inverses: the inverse norms of the rows of the first and of the second input, each [N].
+        relative: a bound on the relative error of r1 r2, and of the square of r1 or r2.
     """
 
     exact: Exact
@@ -328,9 +327,11 @@ def cosine_embedding_loss_backward(
     each: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Compute the gradients of the cosine embedding loss: sums of both rows, times coefficients.
+    """Compute the gradients of the cosine embedding loss with respect to both inputs.
 
-    Equivalent to the gradients of ``F.cosine_embedding_loss`` in PyTorch. Launch it like the forward.
+    The gradient of a row is a sum of this row and the other input's row, each times a coefficient of the forward and
+    the upstream gradient. Equivalent to the gradients of ``F.cosine_embedding_loss`` in PyTorch. Launch it like
+    :func:`cosine_embedding_loss_forward`.
 
     Dimensions:
         N: rows, N > 0.

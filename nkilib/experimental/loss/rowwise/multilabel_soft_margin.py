@@ -68,21 +68,21 @@ def needed_tensors(wanted: tuple[int, ...], has_weight: bool) -> tuple[int, ...]
 
 
 def backward_tiles(wanted: tuple[int, ...]) -> int:
-    """Return half the number of float32 tiles that two pieces use in the backward.
+    """Return the number of float32 scratch tiles that a piece uses in the backward, at most.
 
-    There is one tile for each gradient of input and target, and two for the gradient of the weight. See
-    :class:`~nkilib.experimental.loss.skeletons.rowwise.definition.RowLossDefinition`.
+    A piece uses one tile for the gradient of the input, one for that of the target and two for that of the weight. The
+    tiles of two pieces are in use at a time, because a piece finishes the gradient of the weight during the next one.
     """
     return 4 if WEIGHT in wanted else 2
 
 
 @dataclass(frozen=True)
 class LabelFactors:
-    """The factors that multiply the derivatives of each row: float32 [partitions, rows].
+    """The factors that turn elementwise derivatives of a row into gradients: float32 [partitions, rows of the group].
 
     Attributes:
-        of_input: the factor for the input's gradient: upstream gradient / classes.
-        of_target: the factor for the target's gradient: the negative of ``of_input``.
+        of_input: the upstream gradient / classes, for the gradients of the input and of the weight.
+        of_target: minus the upstream gradient / classes, for the gradient of the target.
     """
 
     of_input: nl.NkiTensor
@@ -96,8 +96,7 @@ def _add(hard_sbuf: nl.NkiTensor, soft_sbuf: nl.NkiTensor) -> None:
 def _label(piece: Piece, short: Scratch) -> nl.NkiTensor:
     """Return [x > 0] - t in a float32 tile; ``short`` provides a 16-bit tile for the comparison.
 
-    Vector compares (four times as fast in 16 bits), and GpSimd subtracts. Vector multiplies the result by x later,
-    while it sums up the products.
+    Vector compares, and GpSimd subtracts. The caller multiplies by x.
     """
     is_positive_sbuf, label_sbuf = short.next(*piece.shape), piece.float32()
     nisa.tensor_scalar(dst=is_positive_sbuf, data=piece.tensors[INPUT], op0=nl.greater, operand0=0.0)
@@ -112,10 +111,7 @@ def _label(piece: Piece, short: Scratch) -> nl.NkiTensor:
 
 
 def _hard_term(piece: Piece) -> nl.NkiTensor:
-    """Return the hard term x * ([x > 0] - t), which Scalar will sum up.
-
-    GpSimd computes the product, because Vector also computes the magnitudes |x|.
-    """
+    """Return the hard term x * ([x > 0] - t) in a float32 tile: Vector computes the factor, GpSimd the product."""
     input_sbuf, term_sbuf = piece.tensors[INPUT], piece.float32()
     nisa.scalar_tensor_tensor(
         dst=term_sbuf,
@@ -134,12 +130,12 @@ class MultilabelSoftMargin:
     """The definition of the loss, with or without a weight.
 
     Attributes:
-        classes: the number of classes, which is the divisor.
+        classes: the number of classes, by which the sums over a row are divided.
         has_weight: whether there is a weight tensor, which multiplies the elementwise losses.
-        short: scratch tiles in the type of the input if it has 16 bits, because Vector writes them four times as fast;
-            else None.
-        backward_tiles: see :func:`backward_tiles`.
-        is_weight_shared: whether all rows share one row of weights, whose gradient is the sum over the rows.
+        short: in a forward on a 16-bit input, scratch tiles in the type of the input, which Vector writes faster than
+            float32 tiles; else None.
+        backward_tiles: the result of :func:`backward_tiles`.
+        is_weight_shared: whether the weight has one row for all rows, so that its gradient is a sum over the rows.
     """
 
     classes: int
@@ -160,16 +156,19 @@ class MultilabelSoftMargin:
 
     @property
     def statistics(self) -> tuple[Statistic, ...]:
-        """The sums over a row: one for each of the two terms; with a weight, one sum of the weighted losses."""
+        """Without a weight, two sums over a row, of the soft and of the hard terms; with a weight, one sum of w (soft +
+        hard).
+        """
         return (Sum(),) if self.has_weight else (Sum(), Sum())
 
     def needed(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
         return needed_tensors(wanted, self.has_weight)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return the operands of both terms for :meth:`accumulate`: |x|, and [x > 0] - t or x * ([x > 0] - t).
+        """Return two tiles for :meth:`accumulate`, from which it computes the soft and the hard terms.
 
-        With a weight, the first operand is the soft term itself.
+        With a weight, the tiles are the terms themselves. Without a weight, the first tile is |x|; the second one is
+        the hard term, or [x > 0] - t if there are ``short`` tiles.
         """
         short = self.short
         hard_sbuf = _hard_term(piece) if short is None or self.has_weight else _label(piece, short)
@@ -181,7 +180,7 @@ class MultilabelSoftMargin:
         return soft_sbuf, hard_sbuf
 
     def accumulate(self, piece: Piece, prepared: Prepared) -> None:
-        """Add each of the two terms to its sum; with a weight, add the weighted sum of both to a single sum."""
+        """Add the soft and the hard terms to their two sums; with a weight, add w (soft + hard) to the single sum."""
         soft_sbuf, hard_sbuf = prepared
         if self.has_weight:
             _add(hard_sbuf, soft_sbuf)
@@ -204,7 +203,7 @@ class MultilabelSoftMargin:
         return RowResults(scaled(total_sbuf, 1.0 / self.classes), [])
 
     def factors(self, upstream_sbuf: nl.NkiTensor, coefficients_sbuf: list[nl.NkiTensor]) -> LabelFactors:
-        """Return the factors: the upstream gradients divided by the number of classes, and their negatives."""
+        """Return the upstream gradients divided by the number of classes, and the negatives of these."""
         return LabelFactors(scaled(upstream_sbuf, 1.0 / self.classes), scaled(upstream_sbuf, -1.0 / self.classes))
 
     def gradients(self, piece: Piece, factors: LabelFactors, dst_sbuf: dict[int, nl.NkiTensor]) -> None:
@@ -221,9 +220,9 @@ class MultilabelSoftMargin:
             self._by_weight(piece, factors, dst_sbuf[WEIGHT])
 
     def _by_weight(self, piece: Piece, factors: LabelFactors, dst_sbuf: nl.NkiTensor) -> None:
-        """Compute the gradient of the weight from both terms of the loss.
+        """Write the gradient of the weight, (soft + hard) times ``factors.of_input``, to ``dst_sbuf``.
 
-        If all rows share the weight, the terms are added to the gradient after the next piece has begun.
+        If all rows share the weight, add it to the sum ``dst_sbuf`` instead, after the next piece has begun.
         """
         soft_sbuf = piece.float32()
         nisa.tensor_scalar(dst=soft_sbuf, data=piece.tensors[INPUT], op0=nl.abs, operand0=None)
@@ -237,10 +236,7 @@ class MultilabelSoftMargin:
         combine(piece, dst_sbuf, [Term(hard_sbuf, factors.of_input)])
 
     def _by_input(self, piece: Piece, factors: LabelFactors, dst_sbuf: nl.NkiTensor) -> None:
-        """Write the gradient of the input to ``dst_sbuf``, on Scalar, GpSimd and Vector in this order.
-
-        With this order, no engine waits for a later one.
-        """
+        """Write the gradient of the input to ``dst_sbuf``: w (sigmoid(x) - t) times ``factors.of_input``."""
         derivative_sbuf = piece.float32()
         nisa.activation(dst=derivative_sbuf, op=nl.sigmoid, data=piece.tensors[INPUT])
         nisa.tensor_tensor(
@@ -262,7 +258,7 @@ def _required(
     weight_hbm: nl.NkiTensor | None,
     reduction: str,
 ) -> tuple[nl.NkiTensor, ...]:
-    """Return the tensors in the order of their numbers, after a check of the arguments."""
+    """Check the arguments, and return input, target and, if there is one, weight."""
     require_matrices(function, {"input_hbm": input_hbm, "target_hbm": target_hbm})
     require_reduction(function, reduction)
     if weight_hbm is None:
@@ -343,11 +339,12 @@ def multilabel_soft_margin_loss_backward(
     each: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Compute the gradients of the multi-label soft margin loss. For a logit x and a target t they are
-    ``sigmoid(x) - t`` with respect to the input and ``-x`` with respect to the target, each times weight / C
-    and the upstream gradient.
+    """Compute the gradients of the multi-label soft margin loss.
 
-    The gradient of the weight is the loss of each element / C, summed over the rows if all rows share the weight.
+    For a logit x, a target t, a weight w and an upstream gradient g of the row, the gradients are:
+
+    - input: ``(sigmoid(x) - t) * w * g / C``; target: ``-x * w * g / C``;
+    - weight: ``(softplus(-abs(x)) + x * ([x > 0] - t)) * g / C``, summed over the rows if all rows share the weight.
 
     Equivalent to the gradients of ``F.multilabel_soft_margin_loss`` in PyTorch. Launch like
     :func:`multilabel_soft_margin_loss_forward`.
@@ -357,8 +354,8 @@ def multilabel_soft_margin_loss_backward(
         C: classes, C > 0.
 
     Args:
-        input_hbm, target_hbm, weight_hbm, reduction: the arguments of the forward. The gradient of the target does not
-            read the target, and the gradient of the weight does not read the weight.
+        input_hbm, target_hbm, weight_hbm, reduction: the arguments of the forward. The target is not read for its own
+            gradient, nor is the weight for its own.
         grad_loss_hbm: the upstream gradient: [N] for ``"none"``, bfloat16, float16 or float32; else [1], float32, read
             on the device.
         grad_input_wanted, grad_target_wanted, grad_weight_wanted: whether to compute each gradient; at least one is
@@ -434,16 +431,16 @@ class _Terms(NamedTuple):
 class MultilabelSoftMarginReference:
     """The float64 reference, ``F.multilabel_soft_margin_loss(..., reduction="none")``.
 
-    The errors of float32 arithmetic: let u = 2^-23. For a logit x and a target t, s = softplus(-|x|) has an error of u
-    / 2, and h = x ([x > 0] - t) rounds twice. Each is summed over the C classes with n consecutive additions, n u / 2
-    of the sum of magnitudes. The sum of both sums, 1 / C and the product with it round once each. Let T be the sum of s
-    + |h| over the classes, divided by C; for targets in [0, 1] it is the loss itself:
+    The errors of float32 arithmetic, with u = 2^-23, s = softplus(-|x|) and h = x ([x > 0] - t) for a logit x and a
+    target t: s has an error of u / 2 of itself, and h is rounded twice, u |h|. The sum over the C classes has n
+    consecutive additions, n u / 2 of the sum of magnitudes. Adding both sums, 1 / C and the product with it round once
+    each. Let T be the mean of s + |h| over the classes, which is the loss itself for targets in [0, 1]:
 
-        |error| <= u (n / 2 + 5 / 2) T        u more for softplus: u of the mean of s
+        |error| <= u (n / 2 + 5 / 2) T        softplus with a further error of u adds u times the mean of s
 
-    With a weight, s + h is rounded, and so is the product with the weight: u T more. The error of a derivative consists
-    of the errors of the sigmoid, the difference and three products; for the weight, of the error of s + h, and u for 1
-    / C and its product.
+    With a weight, T has the weighted terms, and rounding s + h and its product with the weight adds u T. A derivative
+    has the errors of the sigmoid, the difference and three products; that of the weight has the error of s + h, and u
+    for 1 / C and its product.
 
     Attributes:
         has_weight: whether there is a weight.
@@ -453,11 +450,11 @@ class MultilabelSoftMarginReference:
 
     @property
     def stated(self) -> TermError:
-        """The error that the guarantee states, with or without a weight."""
+        """The bound on the error of :meth:`value`, as the guarantee states it."""
         return WEIGHTED_ERROR if self.has_weight else ERROR
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return the loss of each row, the mean over its classes, and its error."""
+        """Return the loss of each row, [N], and its error."""
         terms, classes = _Terms.of(tensors), tensors[INPUT_NAME].shape[1]
         weight = tensors[WEIGHT_NAME] if self.has_weight else np.ones(1)
         size = np.abs(weight)
@@ -469,7 +466,9 @@ class MultilabelSoftMarginReference:
         return Derived(value, sums.value / classes, own, functions)
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return the derivatives for the input, the target and, if there is one, the weight, with their errors."""
+        """Return the derivatives of each row's loss with respect to the elements of input, target and, if there is one,
+        weight, with their errors.
+        """
         x, t, classes = tensors[INPUT_NAME], tensors[TARGET_NAME], tensors[INPUT_NAME].shape[1]
         scale = (tensors[WEIGHT_NAME] if self.has_weight else np.ones(1)) / classes
         sigmoid = np.where(x >= 0.0, 1.0, np.exp(-np.abs(x))) / (1.0 + np.exp(-np.abs(x)))

@@ -8,12 +8,12 @@ A pair (:data:`PAIRS`, :func:`pairs_of`) is two of the tensors :data:`ANCHOR`, :
 tensors and pairs are identified by numbers. :func:`needed_pairs` and :func:`needed_tensors` return what the requested
 gradients need. A *piece* is the part of a tile of rows that is processed at a time.
 
-A distance is the p-norm of a row of ``left - right + eps``, as in ``torch.nn.functional.pairwise_distance``. A norm
-(:class:`Norm`) accumulates statistics of a row of differences d, such as the sum of their squares, and computes the
-distance from them. The derivative of the distance with respect to a difference is an element of a tile times a factor
-of the row. :func:`norm_of` chooses the norm: p = 2, 1 and infinity have classes of their own, and any other p > 1 is
-:class:`Minkowski`, which uses logarithms and exponentials. The instruction ``power`` is not used: NKI does not document
-its precision, and only GpSimd has it.
+A distance is the p-norm of a row of d + eps with the differences d = left - right, as in
+``torch.nn.functional.pairwise_distance``. A :class:`Norm` accumulates statistics of a row, such as the sum of
+(d + eps)^2, and computes the distance from them. The derivative of the distance with respect to an element of d is the
+product of two parts: an elementwise part (:meth:`Norm.derivative`, :attr:`Norm.derivative_offset`) and a factor of the
+row (:meth:`Norm.row_factor`). :func:`norm_of` chooses the norm: p = 2, 1 and infinity have classes of their own, and
+any other p > 1 is :class:`Minkowski`, which uses logarithms and exponentials.
 """
 
 from __future__ import annotations
@@ -48,12 +48,16 @@ _INFINITE = 0.999 * LIMIT_OF_LOG
 
 
 def take_magnitude(dst_sbuf: nl.NkiTensor, difference_sbuf: nl.NkiTensor, eps: float) -> None:
-    """Write |d + eps| of the differences d to ``dst_sbuf``."""
+    """Write |d + eps| to ``dst_sbuf``, with the differences d from ``difference_sbuf``."""
     nisa.tensor_scalar(dst=dst_sbuf, data=difference_sbuf, op0=nl.add, operand0=eps, op1=nl.abs, operand1=None)
 
 
 class Norm(Protocol):
-    """The interface of a p-norm of rows of differences d."""
+    """The interface of a p-norm of rows of differences d: the *distance* is the norm of d + eps.
+
+    The derivative of the distance with respect to an element of d is (result of :meth:`derivative` +
+    :attr:`derivative_offset`) * :meth:`row_factor`.
+    """
 
     @property
     def statistics(self) -> tuple[Statistic, ...]:
@@ -61,47 +65,48 @@ class Norm(Protocol):
 
     @property
     def derivative_offset(self) -> float:
-        """The number that must be added to each element that :meth:`derivative` computes."""
+        """The number that the caller must add to each result of :meth:`derivative`."""
 
     @property
     def keeps_row_scalar(self) -> bool:
-        """Whether :meth:`derivative` needs a scalar per row, which the forward keeps for the backward."""
+        """Whether :meth:`derivative` needs :meth:`row_scalar`, which the forward then stores for the backward."""
 
     def accumulate(self, piece: Piece, first: int, difference_sbuf: nl.NkiTensor) -> None:
         """Add a tile of differences to the statistics; the tile is overwritten.
 
         Args:
             piece: the piece that the differences belong to.
-            first: the number of the norm's first statistic in the piece.
-            difference_sbuf: the differences, float32.
+            first: the index of this norm's first statistic in ``piece.numbers_sbuf``.
+            difference_sbuf: the differences d, float32 [partitions, elements].
         """
 
     def distance(self, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-        """Return the distance of each row, computed from its statistics."""
+        """Return the distance of each row from the row's statistics, float32 [partitions, rows]."""
 
     def row_factor(self, distance_sbuf: nl.NkiTensor, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-        """Return the factor of each row that multiplies the result of :meth:`derivative`."""
+        """Return the row factor of the derivative, float32 [partitions, rows]."""
 
     def row_scalar(self, distance_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the scalar of each row that :meth:`derivative` needs if :attr:`keeps_row_scalar` is true."""
+        """Return the scalar of each row for :meth:`derivative`, float32 [partitions, rows]; unused if not
+        :attr:`keeps_row_scalar`.
+        """
 
     def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor | None) -> None:
-        """Replace differences by derivatives of the distance, before :attr:`derivative_offset` is added and
-        :meth:`row_factor` multiplied.
+        """Replace each difference by the elementwise part of its derivative.
 
         Args:
             piece: the piece that the differences belong to.
-            difference_sbuf: the differences, float32, of the size of the piece.
-            number_sbuf: the row scalars, from :meth:`row_scalar`; None if not needed.
+            difference_sbuf: the differences d, float32 [partitions, elements].
+            number_sbuf: the result of :meth:`row_scalar`; None if not :attr:`keeps_row_scalar`.
         """
 
 
 @dataclass(frozen=True)
 class Euclidean:
-    """The norm for p = 2: the root of the sum of squares. Its derivative is (d + eps) / distance, for differences d.
+    """The norm for p = 2, the root of the sum of (d + eps)^2; its derivative is (d + eps) / distance.
 
     Attributes:
-        eps: the number that is added to differences.
+        eps: the number that is added to each difference d.
         eps_sbuf: eps in each partition, float32 [128, 1].
     """
 
@@ -112,7 +117,7 @@ class Euclidean:
 
     @property
     def derivative_offset(self) -> float:
-        """The number eps: :meth:`derivative` uses d in place of d + eps."""
+        """The number eps, because :meth:`derivative` returns d, and the elementwise part is d + eps."""
         return self.eps
 
     def accumulate(self, piece: Piece, first: int, difference_sbuf: nl.NkiTensor) -> None:
@@ -131,15 +136,15 @@ class Euclidean:
         return distance_sbuf
 
     def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor | None) -> None:
-        """Leave the differences unchanged: (d + eps) / distance is their derivative."""
+        """Leave the differences unchanged: offset and row factor make (d + eps) / distance of d."""
 
 
 @dataclass(frozen=True)
 class Manhattan:
-    """The norm for p = 1: the sum of magnitudes. Its derivative is sign(d + eps), for differences d.
+    """The norm for p = 1, the sum of |d + eps|; its derivative is sign(d + eps).
 
     Attributes:
-        eps_sbuf: eps, the number that is added to differences, in each partition, float32 [128, 1].
+        eps_sbuf: the number eps in each partition, float32 [128, 1].
     """
 
     eps_sbuf: nl.NkiTensor
@@ -170,10 +175,10 @@ class Manhattan:
 
 @dataclass(frozen=True)
 class CountOfMaximum:
-    """The statistic that counts how often the maximum of a row occurs. The statistic before it must be the maximum."""
+    """The statistic that counts how often the maximum of a row occurs; a :class:`Maximum` must precede it."""
 
     def of_runs(self, dst_sbuf: nl.NkiTensor, runs_sbuf: list[nl.NkiTensor], earlier_sbuf: list[nl.NkiTensor]) -> None:
-        """Add up the counts of the runs (ranges of columns) of a row whose maximum is the maximum of the row."""
+        """Add up the counts of those runs (ranges of columns) of a row whose maximum equals the maximum of the row."""
         counts_sbuf = runs_sbuf[-1]
         chosen_sbuf = nl.ndarray(counts_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.scalar_tensor_tensor(
@@ -189,13 +194,13 @@ class CountOfMaximum:
 
 @dataclass(frozen=True)
 class Chebyshev:
-    """The norm for p = infinity: the largest magnitude.
+    """The norm for p = infinity: the largest |d + eps|.
 
-    Its derivative is sign(d + eps) at the elements of the largest magnitude, divided by the number of such elements,
-    and 0 elsewhere.
+    Its derivative is sign(d + eps) / count at the elements with the largest |d + eps|, where count is the number of
+    these elements, and 0 elsewhere.
 
     Attributes:
-        eps: the number that is added to differences.
+        eps: the number that is added to each difference d.
     """
 
     eps: float
@@ -204,9 +209,8 @@ class Chebyshev:
     keeps_row_scalar = True
 
     def accumulate(self, piece: Piece, first: int, difference_sbuf: nl.NkiTensor) -> None:
-        """Compute the largest |d + eps| of each row and the number of its occurrences.
-
-        A long row has one such pair for each run (range of columns).
+        """Compute the largest |d + eps| and the number of its occurrences, for each short row or each run of a long
+        row.
         """
         take_magnitude(difference_sbuf, difference_sbuf, self.eps)
         piece.take_maximum(first, difference_sbuf)
@@ -243,15 +247,15 @@ class Chebyshev:
 
 @dataclass(frozen=True)
 class Minkowski:
-    """The norm for any other p > 1: the p-th root of the sum of ``exp(p log |d + eps|)``, for differences d.
+    """The norm for any other p > 1: the p-th root of the sum of ``exp(p log |d + eps|)``.
 
     Its derivative is ``sign(d + eps) exp((p - 1) log(|d + eps| / distance))``. NKI documents logarithms on [2^-64,
-    2^64]. Smaller magnitudes, also 0, count as 2^-64; larger ones make the distance infinite. Quotients |d + eps| /
-    distance below 2^-64 count as 2^-64, too.
+    2^64]. Therefore |d + eps| and |d + eps| / distance count as 2^-64 where they are smaller, and |d + eps| above 2^64
+    makes the distance infinite. The instruction ``power`` is not used: NKI does not document its precision.
 
     Attributes:
         p: the exponent of the norm.
-        eps: the number that is added to differences.
+        eps: the number that is added to each difference d.
         eps_sbuf: eps in each partition, float32 [128, 1].
     """
 
@@ -269,13 +273,13 @@ class Minkowski:
         piece.add_function(first, nl.exp, difference_sbuf, difference_sbuf, scale=self.p)
 
     def distance(self, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-        """Return the p-th root of the sum; infinity where a magnitude may have exceeded the limit of the logarithm."""
+        """Return the p-th root of the sum of each row; infinity where the root is 0.999 * 2^64 or more."""
         root_sbuf = root(statistics_sbuf[0], self.p)
         beyond_sbuf = scaled(compared(root_sbuf, nl.greater_equal, _INFINITE), FLOAT32_HIGHEST)
         return combined(combined(root_sbuf, beyond_sbuf, nl.add), beyond_sbuf, nl.add)
 
     def row_factor(self, distance_sbuf: nl.NkiTensor, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-        """Return 1, but 0 at a distance of 0, as in PyTorch."""
+        """Return 1 for each row; 0 where the distance is 0, as in PyTorch."""
         return compared(distance_sbuf, nl.not_equal, 0.0)
 
     def row_scalar(self, distance_sbuf: nl.NkiTensor) -> nl.NkiTensor:
@@ -304,7 +308,7 @@ class Minkowski:
 
 
 def norm_of(p: float, eps: float) -> Norm:
-    """Return the norm for an exponent p of at least 1; if the norm needs eps in SBUF, eps is written there."""
+    """Return the norm for an exponent p of at least 1, also infinity; allocate its tile of eps, if it has one."""
     if p == inf:
         return Chebyshev(eps)
     eps_sbuf = nl.ndarray((nl.tile_size.pmax, 1), dtype=nl.float32, buffer=nl.sbuf)
@@ -315,20 +319,19 @@ def norm_of(p: float, eps: float) -> Norm:
 
 
 def pairs_of(swap: bool) -> tuple[tuple[int, int], ...]:
-    """Return the pairs of tensors whose distances the loss uses, as numbers of tensors.
-
-    They are anchor and positive, anchor and negative, and for ``swap`` also positive and negative.
+    """Return the pairs of tensors, by their numbers, whose distances the loss uses: (anchor, positive), (anchor,
+    negative), and with ``swap`` (positive, negative).
     """
     return PAIRS if swap else PAIRS[:2]
 
 
 def needed_pairs(wanted: tuple[int, ...], swap: bool) -> list[int]:
-    """Return the numbers of the pairs that contain one of the ``wanted`` tensors, whose gradients are requested."""
+    """Return the numbers of the pairs that contain one of ``wanted``, the tensors whose gradients are requested."""
     return [number for number, pair in enumerate(pairs_of(swap)) if set(pair) & set(wanted)]
 
 
 def needed_tensors(wanted: tuple[int, ...], swap: bool) -> tuple[int, ...]:
-    """Return the numbers of the tensors of the pairs that the gradients of the ``wanted`` tensors need."""
+    """Return the numbers of all tensors that occur in :func:`needed_pairs`, in rising order."""
     return tuple(sorted({tensor for number in needed_pairs(wanted, swap) for tensor in PAIRS[number]}))
 
 
@@ -346,8 +349,8 @@ def forward_tiles(swap: bool) -> int:
 
 
 def backward_tiles(swap: bool) -> int:
-    """Return half of the number of float32 tiles that two pieces need in the backward.
+    """Return at least half of the number of float32 scratch tiles that a piece needs in the backward.
 
-    A piece needs two tiles for each pair of tensors, and two for each gradient that is a sum of two terms.
+    A piece needs up to two tiles for each pair of tensors, and up to two for each gradient that is a sum of two terms.
     """
     return 6 if swap else 4

@@ -6,12 +6,14 @@
 An anchor should be nearer to its positive example than to its negative example by a margin. With anchor a, positive
 example p, negative example n and distance d, the loss is ``max(0, margin + d(a, p) - d(a, n))``,
 ``torch.nn.functional.triplet_margin_loss(a, p, n)``. With ``swap`` the smaller of d(a, n) and d(p, n) replaces d(a, n).
-Distances and their derivatives are in :mod:`.triplet_distances`; each distance is that of a pair of tensors, and pairs
-and tensors are identified by numbers. A *piece* is the part of a tile of rows that is processed at a time.
+Distances and their derivatives are in :mod:`.triplet_distances`. Each distance belongs to a pair of tensors; tensors,
+pairs and their distances are identified by numbers. A *piece* is the part of a tile of rows that is processed at a
+time.
 
-The gradients are computed from differences of the tensors, which the backward recomputes, not from products with the
-tensors, so that no more cancels than in the reference. The forward returns the coefficients of the gradients, one for
-each row and distance, such as 1 / d(a, p) where the loss is not 0.
+The gradient of a tensor is a sum of derivatives of distances, each times a coefficient. The backward recomputes the
+differences of the tensors, and from them the derivatives. The forward returns the coefficients, one for each row and
+distance: 0 where margin + d(a, p) - d(a, n) is negative; elsewhere for p = 2, for example, 1 / d(a, p) and
+-1 / d(a, n).
 """
 
 from __future__ import annotations
@@ -64,15 +66,14 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class TripletFactors:
-    """The factors that multiply the derivatives of distances in the gradients, for each row: float32 [partitions,
-    rows].
+    """The factors of the derivatives of distances in the gradients, each a tile float32 [partitions, rows of the
+    group].
 
     Attributes:
-        of_first, of_second: for each distance by number, the factor of its derivative in the gradients of the first and
-            of the second tensor of the pair.
-        row_scalars_sbuf: for each distance by number, the result of :meth:`.triplet_distances.Norm.row_scalar`; empty
-            if derivatives need none.
-        biases_sbuf: for each tensor, the sum of offset * factor over the terms of its gradient, where the offset is
+        of_first: for each distance by number, the factor of its derivative in the gradient of the pair's first tensor.
+        of_second: the same for the pair's second tensor: the negatives of ``of_first``.
+        row_scalars_sbuf: for each distance by number, the result of :meth:`.Norm.row_scalar`; empty if not needed.
+        biases_sbuf: for each tensor by number, the sum of the factors of its gradient's terms, times
             :attr:`.Norm.derivative_offset`.
     """
 
@@ -87,9 +88,9 @@ class TripletFactors:
 
 
 def _difference_of_pair(piece: Piece, number: int) -> nl.NkiTensor:
-    """Return the difference of the two tensors of pair number ``number``, float32.
+    """Return first - second for the tensors of pair number ``number``, in a float32 tile.
 
-    GpSimd computes the difference of the second pair, because Vector alone would take longer than the loads.
+    GpSimd computes pair number 1, so that Vector does not take longer than the loads.
     """
     first, second = (piece.tensors[tensor] for tensor in PAIRS[number])
     difference_sbuf = piece.float32()
@@ -101,8 +102,8 @@ def _difference_of_pair(piece: Piece, number: int) -> nl.NkiTensor:
 
 
 def _share_of_first(first_sbuf: nl.NkiTensor, second_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return the factor of the first distance in the gradient of the smaller of two: 1, 0, or 1/2 if both are equal, as
-    in PyTorch.
+    """Return the derivative of min(first, second) with respect to first: 1, 0, or 1/2 if both are equal, as in
+    PyTorch.
     """
     is_less_sbuf = combined(first_sbuf, second_sbuf, nl.less)
     is_equal_sbuf = combined(first_sbuf, second_sbuf, nl.equal)
@@ -125,17 +126,17 @@ class Triplet:
 
     @property
     def forward_tiles(self) -> int:
-        """The number of float32 tiles that a piece needs in the forward."""
+        """The number of float32 scratch tiles that a piece needs in the forward."""
         return forward_tiles(self.swap)
 
     @property
     def backward_tiles(self) -> int:
-        """Half the number of float32 tiles that two pieces need in the backward."""
+        """The result of :func:`.triplet_distances.backward_tiles`."""
         return backward_tiles(self.swap)
 
     @property
     def statistics(self) -> tuple[Statistic, ...]:
-        """The statistics of the norm, for each pair of tensors."""
+        """The statistics of the norm, repeated for each pair of tensors."""
         return self.norm.statistics * len(pairs_of(self.swap))
 
     def needed(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
@@ -151,9 +152,10 @@ class Triplet:
             self.norm.accumulate(piece, number * len(self.norm.statistics), difference_sbuf)
 
     def results(self, statistics_sbuf: list[nl.NkiTensor], vectors_sbuf: list[nl.NkiTensor]) -> RowResults:
-        """Return the loss of each row, and the coefficients for the backward.
+        """Return the loss of each row, and its coefficients for the backward.
 
-        The coefficients are the signed factor of each distance's derivative and, if the norm keeps row scalars, these.
+        For each distance there is a coefficient, the factor of the distance's derivative in the gradient of the pair's
+        first tensor; then, if :attr:`.Norm.keeps_row_scalar`, for each distance its row scalar.
         """
         size = len(self.norm.statistics)
         parts = [statistics_sbuf[start : start + size] for start in range(0, len(statistics_sbuf), size)]
@@ -174,7 +176,7 @@ class Triplet:
         return RowResults(at_least_zero(open_sbuf), [*signed, *kept])
 
     def factors(self, upstream_sbuf: nl.NkiTensor, coefficients_sbuf: list[nl.NkiTensor]) -> TripletFactors:
-        """Return the factors of the gradients of each row: coefficients times upstream gradients."""
+        """Return the coefficients times the upstream gradients; row scalars stay as they are."""
         pairs = pairs_of(self.swap)
         of_first = [product(upstream_sbuf, coefficient) for coefficient in coefficients_sbuf[: len(pairs)]]
         of_second = [scaled(factor, -1.0) for factor in of_first]
@@ -185,15 +187,15 @@ class Triplet:
         return factors
 
     def _bias(self, factors_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-        """Return the sum over a gradient's terms of the factor times :attr:`.Norm.derivative_offset`."""
+        """Return the sum of the factors, times :attr:`.Norm.derivative_offset`."""
         total_sbuf, *others = (scaled(factor_sbuf, self.norm.derivative_offset) for factor_sbuf in factors_sbuf)
         for factor_sbuf in others:
             total_sbuf = combined(total_sbuf, factor_sbuf, nl.add)
         return total_sbuf
 
     def gradients(self, piece: Piece, factors: TripletFactors, dst_sbuf: dict[int, nl.NkiTensor]) -> None:
-        """Write the gradient of each tensor, the sum of the derivatives of its distances times their factors, to
-        ``dst_sbuf``.
+        """Write the requested gradients to ``dst_sbuf``: for each tensor the sum, over the distances of its pairs, of
+        derivative times factor.
         """
         offset, derivatives = self.norm.derivative_offset, {}
         for number in needed_pairs(tuple(dst_sbuf), self.swap):
@@ -303,11 +305,10 @@ def triplet_margin_loss_backward(
     each: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Compute the gradients of the triplet margin loss, which are sums of derivatives of distances times
-    coefficients.
+    """Compute the gradients of the triplet margin loss with respect to anchor, positive and negative.
 
     Equivalent to the gradients of ``F.triplet_margin_loss`` in PyTorch. If the two distances that ``swap``
-    compares are equal, each has half the gradient. The derivative of a distance of 0 is 0. Launch like
+    compares are equal, each gets half of the gradient. The derivative of a distance of 0 is 0. Launch like
     :func:`triplet_margin_loss_forward`.
 
     Dimensions:

@@ -49,9 +49,8 @@ _LOG: Final = 4.9
 
 
 def error_of_another_norm(p: float) -> TermError:
-    """Return the error bound of the triplet loss for a p other than 1, 2 and infinity.
-
-    It includes the errors of two distances and of their sums with the margin.
+    """Return the bound on the error of the triplet loss for a p other than 1, 2 and infinity, for distances in [2^-7,
+    2^7].
     """
     own = 2.0 * (2.5 + 0.5 / p + 2.0 * _LOG) + 1.5
     functions = {"log": 4.0 * _LOG, "exp": 2.0 + 2.0 / p}
@@ -64,11 +63,11 @@ _NAMES = ("anchor", "positive", "negative")
 
 @dataclass(frozen=True)
 class _Distance:
-    """The distances between the rows of two tensors, and their derivatives.
+    """The distances between the rows of two tensors, and their derivatives, with errors.
 
     Attributes:
-        value: the distances, [N], and their errors.
-        derivative: the derivatives with respect to the first tensor, [N, D].
+        value: the distance of each row, [N].
+        derivative: the derivative of each row's distance with respect to the row of the first tensor, [N, D].
     """
 
     value: Derived
@@ -76,13 +75,13 @@ class _Distance:
 
 
 def _scaled_log(sums: Float64Array) -> Float64Array:
-    """Return |log S'|, where S' is the sum S times the power of two that brings it into [2^-62, 2^62]."""
+    """Return |log S'| for each sum S: S' is S, or S times 2^64 or 2^-64 where S is below 2^-32 or above 2^32."""
     logs = np.log2(np.maximum(sums, SMALLEST_NORMAL))
     return np.abs(logs - np.where(np.abs(logs) > 32.0, np.sign(logs) * 64.0, 0.0)) * np.log(2.0)
 
 
 def _smaller(first: Derived, second: Derived) -> Derived:
-    """Return the smaller of two distances, with the larger of the two relative errors."""
+    """Return the smaller of two distances, row by row; its relative error is the larger of the two."""
     value = np.minimum(first.value, second.value)
 
     def larger(left: Float64Array, right: Float64Array) -> Float64Array:
@@ -98,21 +97,21 @@ class TripletReference:
     """The float64 reference, ``F.triplet_margin_loss(..., reduction="none")``.
 
     Let u = 2^-23. A difference d = x - y + eps has an error of ``u / 2 (|x - y| + |d| + eps)``, at most u (|d| + eps).
-    The error of the p-norm of D differences, summed with n consecutive additions, is the sum of these parts:
+    The distance is the p-norm of D differences; a sum of D numbers has n consecutive additions. The error of the
+    distance is the sum of these parts, relative to the distance except for the first one of each p:
 
-    - p = 2: the norm of the errors of d, u (distance + eps sqrt(D)); for the squares and their sum (n + 1) u / 2, which
-      the root halves; for the root u / 2.
-    - p = 1: the sum of the errors of d, u (distance + eps D), and n u / 2.
-    - p = inf: the largest error of d, u (distance + eps).
-    - Other p: the norm of the errors of d, u (distance + eps D^(1/p)); for a power p |log d| u for the rounding of the
-      logarithm and of its product with p, u / 2 for the power, and n u / 2 for the sum S of the powers, of which the
-      p-th root keeps 1 / p; for the root |log S'| u / p, and 3 u / 2 for two roundings, where S' is S scaled to
-      [2^-62, 2^62].
+    - p = 2: u (distance + eps sqrt(D)), the norm of the errors of d; half of (n + 1) u / 2, for the squares and their
+      sum; u / 2 for the root.
+    - p = 1: u (distance + eps D), the sum of the errors of d; n u / 2 for the sum.
+    - p = inf: u (distance + eps), the largest error of d.
+    - Other p: u (distance + eps D^(1/p)), the norm of the errors of d; 1 / p of the relative error of the sum S of
+      powers, which is p |log d| u + u / 2 for each power and n u / 2 for the sum; |log S'| u / p + 3 u / 2 for the
+      root, where S' is S scaled by a power of two (:func:`_scaled_log`).
 
-    The error of the loss consists of the errors of its distances, and u / 2 of the margin, of the sum of margin and
-    first distance, and of the loss. The derivative for p = 2, d / distance, has the error of d divided by the distance,
-    the relative error of the distance, and 3.5 u of itself. The derivative for another p, (d / distance)^(p - 1), has p
-    - 1 times the relative errors of d, of the distance and of their quotient, and the errors of logarithm and power.
+    The error of the loss is the sum of the errors of its distances, u / 2 |margin|, u / 2 of the sum of margin and
+    first distance, and u / 2 of the loss. The derivative for p = 2, d / distance, has the error of d divided by the
+    distance, the relative error of the distance, and 3.5 u of itself. For another p, (d / distance)^(p - 1) has p - 1
+    times the relative errors of d, of the distance and of their quotient, and the errors of logarithm and power.
 
     Attributes:
         margin, p, eps, swap: the options of the function.
@@ -125,20 +124,20 @@ class TripletReference:
 
     @property
     def stated(self) -> TermError:
-        """The error that the guarantee states for this p."""
+        """The bound on the error of :meth:`value`, as the guarantee states it for this p."""
         return ERRORS.get(self.p) or error_of_another_norm(self.p)
 
     def value(self, tensors: Tensors) -> Derived:
         """Return the losses max(0, margin + near - far) and their errors.
 
-        near and far are the distances of the anchor from the positive and from the negative example.
+        near is d(anchor, positive); far is d(anchor, negative), with ``swap`` at most d(positive, negative).
         """
         open_ = self._open(self._distances(tensors, CORRECT))
         return open_._replace(value=np.maximum(open_.value, 0.0))
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return the gradients and their errors. The gradient of a tensor is the signed sum of the derivatives of the
-        distances from it.
+        """Return the derivatives of each row's loss with respect to the elements of the three tensors, with their
+        errors.
 
         An error is infinite where rounding may decide whether the loss is 0, or which distance is the smaller one.
         """
@@ -167,7 +166,7 @@ class TripletReference:
         return derivatives
 
     def _open(self, distances: list[_Distance]) -> Derived:
-        """Return margin + near - far, the losses before they are clipped at 0."""
+        """Return margin + near - far (:meth:`value`), the losses before they are clipped at 0, with their errors."""
         near, far, *swapped = (distance.value for distance in distances)
         if swapped:
             far = _smaller(far, swapped[0])
@@ -226,12 +225,12 @@ class TripletReference:
         """Return sign(d) (|d| / distance)^(p - 1), the derivative of a distance with respect to the difference d, and
         its error.
 
-        The error is infinite if float32 may lose d or the distance.
+        The error is infinite where the relative error of |d| / distance, or p - 1 times it, is above 1/4.
 
         Args:
-            d: the differences, [N, D].
-            error: the errors of ``d``.
-            of: the distances.
+            d: the differences, with eps, [N, D].
+            error: the errors of ``d``, [N, D].
+            of: the distances, [N].
             functions: the errors of the activation functions.
         """
         distance, exponent = np.maximum(of.value, SMALLEST_NORMAL)[:, None], self.p - 1.0

@@ -3,7 +3,7 @@
 
 """The loops over tiles that several losses share.
 
-- ``elementwise``: elementwise losses;
-- ``rowwise``: row-wise losses, from sums and maxima of a row;
-- ``indexed``: the elements at the targets, for losses of one class per row.
+- ``elementwise``: elementwise losses, one value for each element;
+- ``rowwise``: row-wise losses, computed from sums and maxima of each row;
+- ``indexed``: losses that read the element at each row's target: positions, target elements, upstream gradients.
 """

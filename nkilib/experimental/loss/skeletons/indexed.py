@@ -9,14 +9,14 @@ These losses are the negative log-likelihood and the multi-class margin loss.
 :class:`Block` and :class:`PositionBatch`. :class:`ElementFinder` computes the indices of the :class:`TargetElements` of
 a batch, and :class:`IndexedUpstream` loads the upstream gradients of a batch. :func:`size_of` is for registry entries.
 
-A position is one of the D places of one of the N rows of an input [N, C, D]; D is the product of all dimensions after
-the classes, or 1. A batch is the positions that are processed at a time, one per partition. The positions of a batch
-lie along N, at one place of adjacent rows, or along D, at adjacent places of one row, whichever is longer: the index of
-an element is then affine in the partition, except for its class.
+An input has the shape [N, C, D]: N rows, C classes, and D places in each row; D is the product of all dimensions after
+the classes, or 1. A *position* is one place of one row. A *batch* is up to 128 positions that are processed together,
+one per partition: either one place of adjacent rows, or adjacent places of one row. A *block* is adjacent rows whose
+batches one core processes.
 
 An invalid target must not touch another element. Therefore each target is clamped to the range of classes. If clamping
-changes a target that is not ``ignore_index``, ``INDEX_LIMIT`` is added to the index of the element. The index is then
-out of range, which the DMA engine reports.
+changes a target that is not ``ignore_index``, ``INDEX_LIMIT`` is added to the index of the element, which is then out
+of range. The DMA engine reports such an index.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ class Shape:
 
     @property
     def rows_of_block(self) -> int:
-        """The number of rows of a block.
+        """The number of rows of a block: 1 if batches lie along D.
 
-        The number is the largest for which all elements of a block have int32 indices, and at most half of all rows, so
-        that each of two cores has a block.
+        Otherwise it is at most 128 and at most half of all rows (rounded up), and so small that an int32 can index all
+        elements of a block.
         """
         if not self.is_along_rows:
             return 1
@@ -78,8 +78,9 @@ class Block:
     """Adjacent rows whose positions are all processed by one core.
 
     Attributes:
-        number: the index of the block among all blocks.
-        first, rows: the first row, and the number of rows.
+        number: the index of the block among all blocks of the launch.
+        first: the index of the first row.
+        rows: the number of rows.
     """
 
     number: int
@@ -94,12 +95,12 @@ class Block:
 
 @dataclass(frozen=True)
 class PositionBatch:
-    """The positions that a kernel processes at a time.
+    """A batch: up to 128 positions that are processed together, one per partition.
 
     Attributes:
-        number: the number of the batch among all batches of the launch.
+        number: the index of the batch among all batches of the launch.
         block: the block that contains the positions.
-        place: the place of the first position in its row.
+        place: the index of the first position's place in its row, from 0 to D - 1.
         positions: the number of positions.
         is_along_rows: whether the positions lie at one place of adjacent rows, instead of at adjacent places of one
             row.
@@ -128,7 +129,7 @@ def blocks_of(shape: Shape) -> list[Block]:
 
 
 def batches_of_block(shape: Shape, block: Block) -> list[PositionBatch]:
-    """Return the batches of a block; their numbers continue those of the previous block."""
+    """Return the batches of a block, numbered on from the batches of the previous block."""
     if shape.is_along_rows:
         first = block.number * shape.places
         return [PositionBatch(first + place, block, place, block.rows, True) for place in range(shape.places)]
@@ -151,7 +152,7 @@ class TargetElements:
     """The elements at the targets of a batch, as indices and weights: tiles [positions, 1].
 
     Attributes:
-        index_sbuf: int32, the index of each element within the rows of its :class:`Block`.
+        index_sbuf: int32, the index of each element in :meth:`Block.of`; ``INDEX_LIMIT`` or more if out of range.
         counts_sbuf: uint32, 1 for a target that is not ignored, else 0.
         weight_sbuf: float32, the class weight of each target; 0 for an ignored one.
     """
@@ -178,18 +179,17 @@ class TargetElements:
 
 @dataclass(frozen=True)
 class ElementFinder:
-    """The constants for the indices of target elements, computed once for all batches of a core: int32 tiles [128, 1].
+    """The object that computes :class:`TargetElements`, with its constants: int32 tiles [positions of a batch, 1].
 
     Attributes:
         shape: the shape of the input.
         targets_hbm: the targets, int32 [N, D].
         class_weight_hbm: the class weights, float32 [C]; None for weights of 1.
-        start_sbuf: the index of the element of class 0 at each position of a batch, relative to the batch's first
-            position.
-        places_sbuf: the number of places, D.
-        penalty_sbuf: ``INDEX_LIMIT``.
-        ignored_sbuf: the ignored class; None means that every target is valid.
-        first_sbuf, last_sbuf: the first and the last class, to which targets are clamped.
+        start_sbuf: for each partition p, the distance in elements from position 0 to position p of a batch.
+        places_sbuf: the number D.
+        penalty_sbuf: the number ``INDEX_LIMIT``.
+        ignored_sbuf: the number ``ignore_index``; None if no target is ignored.
+        first_sbuf, last_sbuf: the numbers 0 and C - 1, to which targets are clamped.
     """
 
     shape: Shape
@@ -206,7 +206,7 @@ class ElementFinder:
     def make(
         cls, shape: Shape, targets_hbm: nl.NkiTensor, class_weight_hbm: nl.NkiTensor | None, ignore_index: int | None
     ) -> ElementFinder:
-        """Compute the constants; with ``ignore_index`` None, every target is valid."""
+        """Compute the constants; with ``ignore_index`` None, no target is ignored."""
         rows = min(PARTITIONS, shape.rows_of_block if shape.is_along_rows else shape.places)
         return cls(
             shape,
@@ -269,8 +269,8 @@ class IndexedUpstream:
 
     Attributes:
         grad_hbm: the upstream gradient of each loss, [N, D]; or of the sum or mean of the losses, float32 [1].
-        total_weight_hbm: float32 [1], the divisor of the gradient of a mean; None for no divisor.
-        is_each: whether there is a gradient for each loss.
+        total_weight_hbm: float32 [1], the number by which :meth:`uniform` divides; None to divide by nothing.
+        is_each: whether there is an upstream gradient for each loss.
     """
 
     grad_hbm: nl.NkiTensor
@@ -306,9 +306,9 @@ class IndexedUpstream:
 
 
 def size_of(tensor: str, shape: tuple[int, ...], options: Mapping[str, bool | float | str | None]) -> TensorSize:
-    """Return the size of a tensor of a launch on an input [N, C], by the tensor's name.
+    """Return the size of the tensor with the name ``tensor``, for a launch with a sum or mean.
 
-    There is one target per row. Tensors other than input and targets are scalars, as for a mean.
+    The input has the shape ``shape``, [N, C]; targets are int32 [N]; any other tensor is a scalar.
     """
     if tensor == "targets":
         return TensorSize(shape[:1], "int32")

@@ -3,7 +3,8 @@
 
 """Softmax along an axis that is not the last one, on columns of tensors [O, C, I].
 
-``forward`` and ``backward`` have the entry points and their arithmetic, ``plan`` the segments, windows and layouts,
-``layouts`` the loads and stores in each layout, and ``pipeline`` the loop and the order of its steps. For short axes,
-``short`` has forward and backward, and ``short_plan`` their windows and pieces.
+- ``forward``, ``backward``: the entry points, and the arithmetic for axes that are not short;
+- ``plan``: the division of columns into windows, strips and segments; ``layouts``: loads and stores in each layout;
+- ``pipeline``: the loop, and the order of its steps;
+- ``short``: forward and backward for short axes; ``short_plan``: the division of their columns.
 """

@@ -8,11 +8,10 @@ With y the output of the forward, dy the gradient of y, dx the gradient of the i
 
     log-softmax: dx = dy - exp(y) s        softmax: dx = y (dy - s).
 
-:mod:`.plan` defines window, strip, segment, part and item: a *segment* is a range of elements of every column, a
-*strip* up to 128 columns, one per partition, a *window* the strips that are loaded together, and an *item* one segment
-of one strip. s is the sum of the segments' sums. The first pass over a window computes s, the second dx. If the Tensor
-engine transposes dy and y into PSUM, an instruction reads only one of them from there; the other one goes through SBUF,
-as exp(y) or unchanged.
+:mod:`.plan` divides columns: a *segment* is a range of elements of every column, a *strip* up to 128 columns, one per
+partition, a *window* the strips that are loaded together, and an *item* one segment of one strip. The first pass over a
+window computes s, as the sum of the segments' sums; the second pass computes dx. If the Tensor engine transposes dy and
+y into PSUM, an instruction reads dy from PSUM; y is first copied to SBUF, as exp(y) for log-softmax.
 """
 
 from __future__ import annotations
@@ -48,11 +47,11 @@ _BANKS = 2
 
 @dataclass(frozen=True)
 class WindowSums:
-    """The sums s of the columns of a window, float32.
+    """The sums of the columns of a window, float32; all of them are negated for log-softmax.
 
     Attributes:
-        sums_sbuf: the sums of the segments, negated for log-softmax, [columns, strips, segments].
-        row_sum_sbuf: s, negated for log-softmax, [columns, strips]; for one segment, a view of ``sums_sbuf``.
+        sums_sbuf: the sum of each segment, [128, strips, segments], with the columns of a strip on partitions.
+        row_sum_sbuf: s of each column, [128, strips]; if there is one segment, a view of ``sums_sbuf``.
     """
 
     sums_sbuf: nl.NkiTensor
@@ -79,13 +78,13 @@ class BackwardArithmetic:
         kind: softmax or log-softmax.
         segments: the number of segments of a column.
         in_psum: whether the views are in PSUM.
-        kept: the tiles, used round-robin, for copies of y that wait in SBUF for the second pass; empty if the second
-            pass copies y again.
-        copies_sbuf: for log-softmax, the tiles for exp(y), used round-robin; for softmax that keeps nothing, tiles for
-            copies of y, one half for the first pass and one half for the second.
-        scratch_sbuf: a tile for outputs that are not used, of instructions whose sums are used.
-        windows: the sums of the windows that are being processed, by the number of the window.
-        taken: the number of tiles that each :class:`.Phase` has used, by the value of the phase.
+        kept: tiles, used round-robin, for copies of y that the first pass makes and the second pass also reads; empty
+            if each pass makes its own copies.
+        copies_sbuf: tiles, used round-robin: for log-softmax, for exp(y); for softmax with ``kept`` empty, for copies
+            of y: the first half of the list in the first pass, the second half in the second pass.
+        scratch_sbuf: a tile for terms of which only the sum is used.
+        windows: the sums of the windows in progress, by the number of the window.
+        taken: for each :class:`.Phase`, by its value, the number of tiles that it has used so far.
     """
 
     kind: Kind
@@ -109,7 +108,7 @@ class BackwardArithmetic:
             longest: the maximum number of elements of a segment.
             dtype: the type of y.
             in_psum: whether the views of items are in PSUM.
-            kept: the number of copies of y that can wait for the second pass.
+            kept: the number of tiles in :attr:`kept`.
         """
         shape = (nl.tile_size.pmax, longest)
         copy_type = nl.float32 if kind is Kind.LOG_SOFTMAX else dtype
@@ -125,7 +124,7 @@ class BackwardArithmetic:
             nisa.activation(dst=self._next(tiles, 0, item), op=nl.copy, data=views[1])
 
     def gather(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
-        """Compute the sum of an item's segment, negated for log-softmax."""
+        """Compute the sum of an item's segment, for each column: of -dy for log-softmax, of y dy for softmax."""
         columns, number = item.strip.columns, item.segment.number
         sum_sbuf = self._of_window(item.window).sums_sbuf[0:columns, item.strip.number, number : number + 1]
         scratch_sbuf = self.scratch_sbuf[0:columns, 0 : item.segment.size]
@@ -161,8 +160,8 @@ class BackwardArithmetic:
         nisa.tensor_reduce(dst=row_sum_sbuf, op=nl.add, data=sums_sbuf, axis=2)
 
     def prepare(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
-        """Compute exp(y) of an item for log-softmax; for softmax, copy y from PSUM to SBUF if the first pass kept no
-        copy.
+        """Compute exp(y) of an item for log-softmax; for softmax, copy y from PSUM to SBUF, unless y is in SBUF or a
+        copy was kept.
         """
         if self.kind is Kind.LOG_SOFTMAX:
             nisa.activation(dst=self._next(self.copies_sbuf, 2, item), op=nl.exp, data=views[1])
@@ -207,7 +206,7 @@ class BackwardArithmetic:
 def backward_loop(
     shape: Sizes, kind: Kind, dtypes: BackwardTypes, chunk_size: int | None, cores: int, core: int
 ) -> ColumnLoop:
-    """Return the plan of a core's backward loop, for columns that are not short (:func:`.is_short`)."""
+    """Return the plan of the backward loop of core number ``core``, for columns that are not short."""
     tensors = ColumnTensors(
         shape,
         read=(dtypes.grad, dtypes.output),

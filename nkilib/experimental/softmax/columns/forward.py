@@ -3,11 +3,11 @@
 
 """Softmax and log-softmax along an axis that is not the last one, on columns of tensors [O, C, I].
 
-:mod:`.plan` defines window, strip, segment and item: a *segment* is a range of elements of every column, a *strip* up
-to 128 columns, one per partition, a *window* the strips that are loaded together, and an *item* one segment of one
-strip. An item of up to 1,024 elements per column is brought on chip so that a column lies along a partition, processed
-like rows, and transposed back. The first pass over a window computes its statistics, the second the results. Columns
-that do not fit on chip are read twice. Columns of a short axis are not transposed: :mod:`.short` processes them.
+:mod:`.plan` divides columns: a *segment* is a range of up to 1,024 elements of every column, a *strip* up to 128
+columns, one per partition, a *window* the strips that are loaded together, and an *item* one segment of one strip. The
+first pass over a window computes its statistics, the second pass the results. Items are transposed, so that each column
+lies along a partition, and results are transposed back. Columns that do not fit on chip are read twice. Columns of a
+short axis are not transposed: :mod:`.short` processes them.
 
 For segment k of a column x let m_k be the maximum of the segment, clamped to finite numbers, and s_k the sum of exp(x -
 m_k) over the segment. With m the maximum of the m_k and d = sum of s_k exp(m_k - m),
@@ -57,11 +57,11 @@ class WindowStatistics:
     """The statistics of the columns of a window, float32; the head of the module defines m_k, s_k, m and d.
 
     Attributes:
-        neg_max_sbuf, sums_sbuf: -m_k and s_k, [columns, strips, segments].
-        row_neg_max_sbuf, row_sum_sbuf: -m and d (log-softmax replaces d by log d), [columns, strips]; for one segment,
-            views of the other tiles.
-        factors_sbuf: the factors of softmax, exp(m_k - m) / d, [columns, strips, segments]; earlier stages keep m_k - m
-            and exp(m_k - m) there.
+        neg_max_sbuf: -m_k, [128, strips, segments], with the columns of a strip on partitions.
+        sums_sbuf: s_k, of the same shape; then s_k exp(m_k - m).
+        row_neg_max_sbuf: -m, [128, strips]; if there is one segment, a view of ``neg_max_sbuf``.
+        row_sum_sbuf: d, then log d or 1 / d, [128, strips]; if there is one segment, a view of ``sums_sbuf``.
+        factors_sbuf: m_k - m, then exp(m_k - m), then for softmax exp(m_k - m) / d, [128, strips, segments].
     """
 
     neg_max_sbuf: nl.NkiTensor
@@ -74,7 +74,7 @@ class WindowStatistics:
     def make(cls, strips: int, segments: int) -> WindowStatistics:
         """Allocate the tiles for a window of ``strips`` strips and columns of ``segments`` segments.
 
-        Partitions without a column hold the maximum 0 and the sum 1.
+        The tiles start with the maximum 0 and the sum 1, for partitions that no column uses.
         """
         partitions = nl.tile_size.pmax
         shape = (partitions, strips, segments)
@@ -87,13 +87,13 @@ class WindowStatistics:
         return cls(neg_max_sbuf, sums_sbuf, rows[0], rows[1], factors_sbuf)
 
     def part_of(self, group: Group) -> WindowStatistics:
-        """Return the statistics of the columns of a group of strips, as views of these tiles."""
+        """Return views of the statistics for the strips and partitions of a group."""
         tiles = (self.neg_max_sbuf, self.sums_sbuf, self.row_neg_max_sbuf, self.row_sum_sbuf, self.factors_sbuf)
         return WindowStatistics(*[tile[0 : group.rows, group.first : group.end] for tile in tiles])
 
 
 def _take_distances(of_group: WindowStatistics) -> None:
-    """Compute -m, and write m_k - m to the tile of the factors."""
+    """Compute -m in ``row_neg_max_sbuf``, and m_k - m in ``factors_sbuf``."""
     nisa.tensor_reduce(dst=of_group.row_neg_max_sbuf, op=nl.minimum, data=of_group.neg_max_sbuf, axis=2)
     nisa.tensor_tensor(
         dst=of_group.factors_sbuf,
@@ -104,7 +104,7 @@ def _take_distances(of_group: WindowStatistics) -> None:
 
 
 def _take_weights(of_group: WindowStatistics) -> None:
-    """Replace m_k - m by exp(m_k - m) in the tile of the factors."""
+    """Replace m_k - m by exp(m_k - m) in ``factors_sbuf``."""
     nisa.activation(dst=of_group.factors_sbuf, op=nl.exp, data=of_group.factors_sbuf)
 
 
@@ -122,7 +122,7 @@ def _take_only_factor(of_group: WindowStatistics) -> None:
 
 
 def _take_factors(of_group: WindowStatistics) -> None:
-    """Replace exp(m_k - m) by the factor exp(m_k - m) / d, and d by 1 / d."""
+    """Replace exp(m_k - m) by exp(m_k - m) / d in ``factors_sbuf``, and d by 1 / d in ``row_sum_sbuf``."""
     nisa.reciprocal(dst=of_group.row_sum_sbuf, data=of_group.row_sum_sbuf)
     inverses_sbuf = of_group.row_sum_sbuf.expand_dim(2).broadcast(2, of_group.factors_sbuf.shape[2])
     nisa.tensor_tensor(dst=of_group.factors_sbuf, data1=of_group.factors_sbuf, data2=inverses_sbuf, op=nl.multiply)
@@ -131,7 +131,7 @@ def _take_factors(of_group: WindowStatistics) -> None:
 def combining_stages(kind: Kind, segments: int) -> list[Callable[[WindowStatistics], None]]:
     """Return the stages that combine the statistics of a group of strips between the two passes, in the order of issue.
 
-    A step of the loop issues one stage. The stages alternate between the Vector and the Scalar engine.
+    A step of the loop issues one stage of a group.
     """
     of_sums = [_take_distances, _take_weights, _add_up] if segments > 1 else []
     if kind is Kind.LOG_SOFTMAX:
@@ -148,13 +148,13 @@ class ForwardArithmetic:
     Attributes:
         kind: softmax or log-softmax.
         segments: the number of segments of a column.
-        kept: the tiles, used round-robin, for exponentials of softmax that wait for the second pass; empty if the
-            second pass computes them again.
-        scratch_sbuf: first a tile for exponentials that are not used, only their sum; then the tiles for exponentials
-            that the second pass computes again.
-        ceiling_sbuf: the highest finite float32 number in each partition, [128, 1].
-        windows: the statistics of the windows that are being processed, by the number of the window.
-        taken: the number of tiles of exponentials that have been written, and the number that have been read.
+        kept: for softmax, tiles, used round-robin, for exponentials of the first pass that the second pass reads; empty
+            if the second pass computes them again.
+        scratch_sbuf: first a tile for exponentials of which only the sum is used; then tiles, used round-robin, for
+            exponentials that the second pass computes again.
+        ceiling_sbuf: the largest finite float32 number in each partition, [128, 1].
+        windows: the statistics of the windows in progress, by the number of the window.
+        taken: two counters: the tiles of kept or recomputed exponentials written so far, and those read so far.
     """
 
     kind: Kind
@@ -173,7 +173,7 @@ class ForwardArithmetic:
             kind: softmax or log-softmax.
             segments: the number of segments of a column.
             longest: the maximum number of elements of a segment.
-            kept: the number of segments whose exponentials can wait for the second pass.
+            kept: the number of tiles in :attr:`kept`.
         """
         shape = (nl.tile_size.pmax, longest)
         scratch_type = nl.bfloat16 if kind is Kind.LOG_SOFTMAX else nl.float32
@@ -250,7 +250,7 @@ class ForwardArithmetic:
             self.windows.pop(item.window.number)
 
     def _recomputed(self, item: Item, visit: int) -> nl.NkiTensor:
-        """Return the next tile of recomputed exponentials: to write for ``visit`` 0, to read for ``visit`` 1."""
+        """Return the next tile for recomputed exponentials: to write if ``visit`` is 0, to read if ``visit`` is 1."""
         self.taken[visit] += 1
         tiles = self.scratch_sbuf[1:]
         return tiles[self.taken[visit] % len(tiles)][0 : item.strip.columns, 0 : item.segment.size]
@@ -272,7 +272,7 @@ class ForwardArithmetic:
 def forward_loop(
     shape: Sizes, kind: Kind, x_dtype: nl.DType, y_dtype: nl.DType, chunk_size: int | None, cores: int, core: int
 ) -> ColumnLoop:
-    """Return the plan of a core's forward loop, for columns that are not short (:func:`.is_short`)."""
+    """Return the plan of the forward loop of core number ``core``, for columns that are not short."""
     tensors = ColumnTensors(
         shape,
         read=(x_dtype,),

@@ -7,18 +7,19 @@
 of a window, one per partition; a *segment* is a range of elements of every column; a *part* is consecutive segments
 that are loaded together; an *item* is one segment of the columns of one strip. The loop makes two passes over a window.
 
-A source (:class:`Source`) gives views of items, [columns, elements of the segment], in the order of the axis:
+A :class:`Source` loads parts ahead of the computation (:class:`LoadRing`), and gives views of items, [columns, elements
+of the segment]. The three layouts are:
 
-- :class:`TensorTransposedSource`: tiles are loaded with the axis on partitions (*natural* tiles, as in HBM, see
-  :func:`natural_shape`), and the Tensor engine transposes every item into PSUM;
+- :class:`TensorTransposedSource`: parts are loaded into *natural* tiles (:func:`natural_shape`), with the elements of a
+  column on different partitions, and the Tensor engine transposes every item into PSUM;
 - :class:`DmaTransposedSource`: the DMA engines transpose 16-bit columns on their way into SBUF;
-- :class:`StridedSource`, for few inner indices: a partition holds one outer index, and a column is every I-th element
-  of the partition; nothing is transposed.
+- :class:`StridedSource`, for few inner indices: a partition holds all columns of one outer index, and nothing is
+  transposed.
 
-Sources load tiles ahead of the computation (:class:`LoadRing`). A destination (:class:`Results`) stores a part when it
-is complete. In both transposed layouts (:class:`TransposedResults`) the Tensor engine transposes results back into a
-natural tile; in the strided layout (:class:`StridedResults`) results are computed where they are stored from. Results
-that are not written over an input have :class:`OwnTiles`. :func:`source_of` and :func:`results_of` choose by the plan.
+A destination (:class:`Results`) stores a part when all its results are computed. In both transposed layouts
+(:class:`TransposedResults`) the Tensor engine transposes results back into a natural tile. In the strided layout
+(:class:`StridedResults`) nothing is transposed. Results that do not overwrite an input have :class:`OwnTiles`.
+:func:`source_of` and :func:`results_of` choose by the plan.
 """
 
 from __future__ import annotations
@@ -36,10 +37,7 @@ _PIECES = 3
 
 
 class LoadKey(NamedTuple):
-    """The identity of a load: the number of the window, of the part, and of the pass that needs the load.
-
-    ``visit`` is 0 if the load serves both passes.
-    """
+    """The identity of a load: the numbers of its window and part, and its :attr:`Load.visit`."""
 
     window: int
     part: int
@@ -48,11 +46,11 @@ class LoadKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Load:
-    """The load of a part of a window, for one pass or for both.
+    """The load of a part of a window.
 
     Attributes:
         window, part: the window and the part.
-        visit: the number of the pass, 1 or 2; 0 if one load serves both passes.
+        visit: the number of the pass that reads the loaded data, 1 or 2; 0 if one load serves both passes.
     """
 
     window: Window
@@ -68,14 +66,14 @@ class Load:
 def loads_of(windows: list[Window], parts: list[Part], passes: tuple[int, ...], is_read_twice: bool) -> list[Load]:
     """Return the loads of a tensor in the order in which the loop needs the data.
 
-    If columns are read twice, each pass has its own loads. The first pass over a window then runs beside the second
-    pass over the window before, so the loads of both passes alternate.
+    If columns are read twice, each pass has its own loads, and the loads of the first pass over a window alternate with
+    those of the second pass over the previous window.
 
     Args:
         windows: the windows of the core.
         parts: the parts of every column.
-        passes: the numbers of the passes, 1 and 2, that need the tensor.
-        is_read_twice: whether each pass loads the columns anew, because they do not fit on chip.
+        passes: the numbers of the passes that read the tensor: 1, 2 or both.
+        is_read_twice: whether each pass loads the columns again, because they do not fit on chip.
     """
     if not is_read_twice:
         return [Load(window, part, 0) for window in windows for part in parts]
@@ -95,11 +93,11 @@ class LoadRing:
 
     Attributes:
         loads: all loads, in the order of issue.
-        tiles_sbuf: the buffer slots.
+        tiles_sbuf: the buffer slots; load number n goes to slot n modulo the number of slots.
         fill: a function that issues the transfers of a load into a tile, and yields after each transfer.
         issued: the number of loads that have been issued.
-        released: the keys of the loads whose buffer slots are free again.
-        numbers: the index in ``loads`` of each load that has been issued, by its key.
+        released: the keys of the loads whose tiles are not needed any more.
+        numbers: for each load that has been issued, its index in ``loads``, by its key.
     """
 
     loads: list[Load]
@@ -112,7 +110,7 @@ class LoadRing:
     def advance(self) -> Iterator[None]:
         """Issue all loads for which a buffer slot is free, and yield after each transfer.
 
-        Between two transfers the caller can issue loads of other tensors.
+        The caller thus can alternate between transfers of several tensors.
         """
         while self.issued < len(self.loads) and self._has_free_slot():
             load = self.loads[self.issued]
@@ -138,7 +136,7 @@ class LoadRing:
         return self.tiles_sbuf[self.numbers[key] % len(self.tiles_sbuf)]
 
     def release(self, key: LoadKey) -> None:
-        """Mark the buffer slot of a load as free: nothing reads or writes its tile any more."""
+        """Mark the buffer slot of a load as free; call this method when nothing reads or writes its tile any more."""
         self.released.add(key)
 
 
@@ -156,7 +154,7 @@ class Source(Protocol):
 
 @dataclass
 class PsumBanks:
-    """PSUM banks that are used round-robin.
+    """PSUM banks that are used round-robin; ``taken`` counts the uses.
 
     Each bank is a tensor of its own, so that a write to a bank waits only for reads of the same bank.
     """
@@ -177,9 +175,9 @@ class PsumBanks:
 
 
 def natural_shape(windows: list[Window], parts: list[Part]) -> tuple[int, ...]:
-    """Return the shape of a natural tile: [partitions, outer, segments, lines, inner].
+    """Return a shape of natural tiles that is large enough for every part: (partitions, outer, segments, lines, inner).
 
-    A line is one element of every partition (:class:`.Segment`).
+    The elements of a segment are divided over partitions; a line is one element of every partition (:class:`.Segment`).
     """
     lines = max(segment.lines for part in parts for segment in part.segments)
     return (
@@ -238,7 +236,7 @@ class TensorTransposedSource:
 
     Attributes:
         ring: the ring buffer of natural tiles.
-        banks: the PSUM banks of each pass that reads the tensor, by the number of the pass.
+        banks: for each pass that reads the tensor, by its number, the PSUM banks for transposed items.
     """
 
     ring: LoadRing
@@ -275,7 +273,7 @@ class TensorTransposedSource:
     def view(self, item: Item, visit: int) -> nl.NkiTensor:
         """Transpose an item into PSUM, and return the view [columns, elements of the segment].
 
-        Line i of the natural tile becomes every ``segment.lines``-th element, from element i on.
+        Line i of the natural tile becomes elements i, i + ``segment.lines``, i + 2 ``segment.lines``, ... of the view.
         """
         segment, strip = item.segment, item.strip
         columns_sbuf = natural_item(self.ring.tile(self.ring.key(item.window, item.part, visit)), item)
@@ -344,7 +342,7 @@ class Results(Protocol):
     """
 
     def piece(self, item: Item) -> nl.NkiTensor:
-        """Return the view to compute the result of an item into, [columns, elements of the segment]."""
+        """Return a view [columns, elements of the segment], into which the caller computes the result of an item."""
 
     def transpose_back(self, item: Item, piece_sbuf: nl.NkiTensor) -> nl.NkiTensor:
         """Transpose the result ``piece_sbuf`` back on the Tensor engine, if the layout needs a transpose.
@@ -354,7 +352,9 @@ class Results(Protocol):
         """
 
     def finish(self, item: Item, back_psum: nl.NkiTensor) -> None:
-        """Copy the result to the tile of its part, and store the part to HBM after its last item."""
+        """Copy the result of an item to the tile of its part if it was transposed; after the part's last item, store
+        the part to HBM.
+        """
 
 
 @dataclass
@@ -363,11 +363,11 @@ class TransposedResults:
 
     Attributes:
         result_hbm: the result tensor, [O, C, I].
-        pieces_sbuf: the tiles for the results of items, used round-robin.
-        banks: the PSUM banks for the transposed results.
-        tile: a function that returns the natural tile for the result of an item.
-        scalar_share: the share of the copies out of PSUM that Scalar does; Vector does the rest.
-        made: two counters: how often a tile of ``pieces_sbuf`` was used, and how many copies out of PSUM were issued.
+        pieces_sbuf: tiles [128, elements of a segment] for results of items before the transpose, used round-robin.
+        banks: the PSUM banks for results after the transpose.
+        tile: a function that returns the natural tile to which the result of an item is copied.
+        scalar_share: the share, from 0 to 1, of the copies out of PSUM that Scalar does; Vector does the others.
+        made: two counters: the uses of ``pieces_sbuf``, and the copies out of PSUM.
     """
 
     result_hbm: nl.NkiTensor
@@ -385,9 +385,7 @@ class TransposedResults:
         scalar_share: float,
         tile: Callable[[Item], nl.NkiTensor],
     ) -> TransposedResults:
-        """Allocate the tiles and PSUM banks for results, each of a segment of at most ``longest`` elements of a
-        column.
-        """
+        """Allocate the tiles and PSUM banks, for segments of at most ``longest`` elements."""
         shape = (nl.tile_size.pmax, longest)
         pieces = [nl.ndarray(shape, dtype=result_hbm.dtype, buffer=nl.sbuf) for _ in range(_PIECES)]
         # A line has up to 128 columns, and the last line of a segment may have few partitions.
@@ -395,7 +393,7 @@ class TransposedResults:
         return cls(result_hbm, pieces, banks, tile, scalar_share)
 
     def piece(self, item: Item) -> nl.NkiTensor:
-        """Return the view for an item in the next tile of the round-robin order."""
+        """Return a view of the next tile of ``pieces_sbuf`` for the result of an item."""
         self.made[0] += 1
         piece_sbuf = self.pieces_sbuf[self.made[0] % len(self.pieces_sbuf)]
         return piece_sbuf[0 : item.strip.columns, 0 : item.segment.size]
@@ -434,11 +432,11 @@ class TransposedResults:
 
 @dataclass
 class OwnTiles:
-    """Tiles in the layout of HBM for results that cannot be written over the tiles of an input.
+    """Natural or strided tiles for results that are not written over the tiles of an input.
 
     Attributes:
-        tiles_sbuf: the tiles, which the parts of the windows use round-robin.
-        numbers: a count of the parts that have used a tile before, by the numbers of window and part.
+        tiles_sbuf: the tiles, which the parts of all windows use round-robin.
+        numbers: for each part that has a tile, by the numbers of its window and part: how many parts had one before.
     """
 
     tiles_sbuf: list[nl.NkiTensor]
@@ -468,8 +466,8 @@ def _strided_item(tile_sbuf: nl.NkiTensor, item: Item) -> nl.NkiTensor:
 
 @dataclass
 class StridedSource:
-    """A :class:`Source` of the strided layout: a tile [outer, elements of a column, inner] holds a window, with one
-    outer index on each partition.
+    """A :class:`Source` of the strided layout: a tile [outer, C, inner] holds a window, with one outer index on each
+    partition.
 
     Attributes:
         ring: the ring buffer of these tiles.
@@ -556,9 +554,7 @@ def _own_tiles(result_hbm: nl.NkiTensor, plan: ColumnPlan) -> OwnTiles:
 
 
 def _tile_of_source(source: Source) -> Callable[[Item], nl.NkiTensor]:
-    """Return a function that gives the tile in which an item's input was loaded: the result of the item overwrites
-    it.
-    """
+    """Return a function that returns, for an item, the tile into which the second pass loaded the item's input."""
     ring = source.ring
     return lambda item: ring.tile(ring.key(item.window, item.part, 2))
 
@@ -570,7 +566,7 @@ def results_of(result_hbm: nl.NkiTensor, plan: ColumnPlan, overwritten: Source |
         result_hbm: the result tensor, [O, C, I].
         plan: the plan of the core.
         overwritten: the source whose tiles the results overwrite; None to allocate tiles for the results.
-        scalar_share: the share of the copies out of PSUM that Scalar does.
+        scalar_share: the share, from 0 to 1, of the copies out of PSUM that Scalar does; Vector does the others.
     """
     tile = _own_tiles(result_hbm, plan).tile if overwritten is None else _tile_of_source(overwritten)
     if plan.layout is Layout.STRIDED:

@@ -8,12 +8,12 @@ columns); a *window* is the strips that are loaded together, in one or more *par
 is the strips whose statistics are combined together: a strip, or a whole window.
 
 Two passes process every item. The first pass computes the statistics of a group's items; a few *stages* combine them;
-the second pass computes the results. The second pass over a group runs in the same steps as the first pass over the
-next group (:class:`Schedule`).
+the second pass computes the results. Each pass over an item has two halves, its *phases* (:class:`Phase`).
 
-In every step of the loop (:class:`Pipeline`), the Tensor engine transposes the items of the next step, if the layout
-needs it. The first pass begins one item and gathers the sums of the item before it. The second pass prepares one item
-and computes the result of the item before it. The result of the step before is transposed back, copied and stored.
+The loop (:class:`Pipeline`) runs in steps, which a :class:`Schedule` makes. A step issues one phase of each kind, for
+different items: the second half of a pass for one item, and the first half for the next item. The second pass over a
+group runs in the same steps as the first pass over the next group. If the layout needs it, a step also transposes the
+items of the next step, and transposes the result of the previous step back.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Group:
 
     Attributes:
         window: the window that the strips belong to.
-        first, end: the number of the first strip, and the number of the last strip plus one.
-        rows: the number of partitions that hold columns in at least one of the strips.
+        first, end: the range [first, end) of numbers of strips in the window.
+        rows: the largest number of columns of a strip, each on a partition.
         items: the items of all the strips, in the order of processing.
     """
 
@@ -57,7 +57,7 @@ class Phase(IntEnum):
     """The four phases of an item: the two halves of the first pass over it, then the two halves of the second pass.
 
     Every phase of an item is issued in a step of its own. The second half of a pass is issued in the step after the
-    first half, or in a later step if the data of the second half have no buffer slot yet.
+    first half, or later if the load of its data is not issued yet.
     """
 
     BEGIN = 0
@@ -77,7 +77,7 @@ class Step:
 
     Attributes:
         items: the item that each phase processes; a phase without an item is absent.
-        combined: groups after their first pass, each with the number of the combining stage to issue.
+        combined: the groups that a combining stage is issued for, each with the number of the stage, from 0.
     """
 
     items: dict[Phase, Item]
@@ -95,7 +95,7 @@ class ColumnLoop:
 
     Attributes:
         plan: the division of the launch into windows, parts and segments.
-        phases: for each tensor that the loop reads, the first :class:`.Phase` of each pass in which the tensor is read.
+        phases: for each tensor that the loop reads, :attr:`Reader.phases`.
         kept: the number of tiles that keep values of the first pass for the second pass; 0 if the second pass computes
             these values again.
         whole_windows: True if the second pass over a window starts after the first pass over the whole window; False if
@@ -135,18 +135,17 @@ def _groups(windows: list[Window], parts: list[Part], whole_windows: bool) -> It
 class Schedule:
     """The schedule of the loop: which items and stages each step issues.
 
-    An item whose load has no buffer slot yet is left out of a step and is issued in a later step, so either pass may
-    wait while the other pass continues. At most one item of a pass is between its two halves. Hence a pass whose second
-    half waits does not begin another item.
+    :meth:`next` proposes a step. The caller leaves out items whose loads are not issued yet; :meth:`take` records what
+    was issued, and the items come again in the next step. So either pass may wait while the other pass continues.
 
     Attributes:
         groups: the groups of all windows, in the order in which they are processed.
         stages: the number of stages that combine the statistics of a group.
-        beginning: the number of the group, and the number of the item in this group, that the first pass begins next.
+        beginning: the item that the first pass begins next: the index of its group, and its index in the group.
         begun: the item that is between the two halves of the first pass, or None.
         prepared: the item that is between the two halves of the second pass, or None.
-        combining: groups after their first pass, each with the number of the combining stage to issue next.
-        ready: items that the second pass may begin, in order.
+        combining: the groups between the two passes, each with the number of the combining stage to issue next.
+        ready: the items whose second pass may begin, in order.
     """
 
     groups: list[Group]
@@ -164,15 +163,13 @@ class Schedule:
         Args:
             windows: the windows of the core.
             parts: the parts of every column.
-            whole_windows: whether a group is a whole window instead of one strip. Columns of several parts need True.
+            whole_windows: whether a group is a whole window instead of one strip; True if columns have several parts.
             stages: the number of stages that combine the statistics of a group.
         """
         return cls(list(_groups(windows, parts, whole_windows)), stages)
 
     def next(self) -> Step:
-        """Return the next step, on the assumption that the data of all its items are on chip; an empty step ends the
-        loop.
-        """
+        """Return the next step, as if all loads had been issued; an empty step means that the loop is finished."""
         number, place = self.beginning
         items = {
             Phase.BEGIN: self.groups[number].items[place] if number < len(self.groups) else None,
@@ -211,7 +208,8 @@ class Schedule:
 class Arithmetic(Protocol):
     """The interface of the computation on items.
 
-    The argument ``views`` holds the views of an item that may be read, by the index of the :class:`Reader`.
+    The argument ``views`` holds the views of an item, by the index of the :class:`Reader`. A reader has a view from the
+    phase in :attr:`Reader.phases` to the end of the pass.
     """
 
     def begin(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
@@ -243,8 +241,8 @@ class Reader:
     """A source of items, and the passes of the loop that read it.
 
     Attributes:
-        source: the source of the items.
-        phases: for each pass that reads the source, the first :class:`.Phase` that reads it.
+        source: the source of the items of one tensor.
+        phases: for each pass that reads the tensor, the first :class:`Phase` of the pass that reads it.
     """
 
     source: Source
@@ -260,10 +258,10 @@ class Reader:
         return self.source.ring.key(item.window, item.part, visit)
 
     def ends(self, item: Item, visit: int, is_overwritten: bool) -> bool:
-        """Return whether the load of an item may be released after pass number ``visit`` over the item.
+        """Return whether the load of an item's part may be released after pass number ``visit`` over the item.
 
-        With ``is_overwritten`` the results of the second pass are written over the loaded data. Then the load is
-        released later, when the results have been stored.
+        ``is_overwritten`` states that the results of the second pass are written over the loaded data. A load that the
+        second pass reads is then released later, when the results have been stored.
         """
         is_of_one_pass = self.key(item, visit).visit != 0
         if is_overwritten and not (is_of_one_pass and visit == 1):
@@ -275,35 +273,30 @@ class Reader:
 class Pipeline:
     """The loop that issues all steps of a core.
 
-    An item whose load has no buffer slot yet waits for a later step. One of the two passes can always continue,
-    although every reader has a ring buffer of its own. Every ring buffer takes its loads in the order of
-    :func:`.loads_of`, leaves out only the loads that its reader does not need, and reuses a slot when its load is
-    released. A step that lacks an item first stores all finished results, so a load is still held only if a pass has
-    yet to read it. There are two cases:
+    An item whose load is not issued, for want of a free buffer slot, waits for a later step. The loop cannot block: one
+    of the two passes can always continue. Each reader has a ring buffer, which issues its loads in the order of
+    :func:`.loads_of`. A step that lacks an item first stores all finished results, so that a slot is occupied only
+    by a load that a pass has yet to read. There are two cases:
 
-    - Each pass loads its items for itself. Let L be the first load, in the common order, that a pass has yet to finish.
-      Every ring buffer has released all its loads before L, so every ring buffer that needs L has loaded it. The pass
-      that L is for can continue. If this is the second pass, the first pass over the window has ended, because all of
-      its loads come before L, and the stages that combine sums wait for no load.
-    - A tensor is loaded once for all passes that read it. If the second pass has an item, every ring buffer that it
-      reads has released all loads before the load of this item, so it has loaded this load, and the second pass can
-      continue. Otherwise a stage combines sums, which waits for no load, or the first pass is in the first window that
-      the second pass has not finished. In a ring buffer that both passes read, all loads of earlier windows are
-      released, and it has a slot for every part of a window. A ring buffer that only the first pass reads has released
-      all parts before the current one. In both, the load of the current item is there, and the first pass can continue.
-
-    Both cases also hold between the two halves of an item, because a load is released after the second half only.
+    - Each pass has its own loads. Let L be the first load, in the common order, that a pass has yet to read. All loads
+      before L are released, so L is issued in every ring buffer that has it, and the pass of L can continue. If that is
+      the second pass, the first pass over the window has ended, because its loads come before L.
+    - One load serves both passes. If the second pass has an item, all loads before the item's load are released, so
+      this load is issued, and the second pass can continue. If not, the first pass is in the first window that the
+      second pass has not finished. All loads of earlier windows are released. A ring buffer that both passes read has a
+      slot for every part of a window; one that only the first pass reads has released all earlier parts. So the load of
+      the current item is issued, and the first pass can continue.
 
     Attributes:
         schedule: the order of the steps.
-        readers: one reader for each tensor that is read. Results may overwrite the items of the first reader.
+        readers: one reader for each tensor that is read.
         arithmetic: the computation on items.
         results: the destination of the results.
-        overwrites: whether results are written over the items of the first tensor in SBUF.
-        made: the last item whose result was computed, and the result; None after the result is transposed back.
-        views: the views of items that were transposed or loaded and that a later phase still reads.
-        stored: for each part whose buffer slot is not free yet, the number of the step that stored it and its last
-            item.
+        overwrites: whether results are written over the tiles of the first reader.
+        made: an item whose result was computed in the previous step, and the result; None if there is none.
+        views: the views of items that a phase has yet to read.
+        stored: parts that were stored and whose buffer slots are not released yet: for each the number of the step, and
+            the part's last item.
         taken: the number of steps that were issued.
     """
 
@@ -333,9 +326,7 @@ class Pipeline:
         self._finish_made()
 
     def _on_chip(self, step: Step) -> Step:
-        """Return ``step`` without the items whose loads have no buffer slot yet; the other items are transposed if
-        needed.
-        """
+        """Make the views of the items of ``step``, and return the step without items whose loads are not issued yet."""
         if self._look_ahead(step):
             return step
         self._finish_made()  # a result that waits to be stored may occupy the buffer slot
@@ -352,9 +343,7 @@ class Pipeline:
         return issued
 
     def _is_transposed(self, item: Item, phase: Phase) -> bool:
-        """Return whether the views of an item are there, from all readers whose first phase in the pass is
-        ``phase``.
-        """
+        """Return whether :attr:`views` has the item's views from all readers that have ``phase`` in their phases."""
         return all(
             phase not in reader.phases or ViewKey(place, phase.visit, id(item)) in self.views
             for place, reader in enumerate(self.readers)
@@ -384,8 +373,8 @@ class Pipeline:
             self._finish(*transposed)
 
     def _look_ahead(self, step: Step) -> bool:
-        """Transpose the items of a step whose loads have been issued; return whether these were all items of the
-        step.
+        """Make the views of the items of a step, with a transpose if the layout needs it; return False if an item's
+        load is not issued yet, and leave this item out.
         """
         is_complete = True
         for phase, item in step.items.items():
@@ -403,7 +392,7 @@ class Pipeline:
     def _views(self, item: Item, phase: Phase) -> dict[int, nl.NkiTensor]:
         """Return the views of an item that ``phase`` may read, by the index of the reader.
 
-        In the second half of a pass, also drop the views, and release their loads if no later pass needs them.
+        In the second half of a pass, also remove them from :attr:`views`, and release loads that are not needed again.
         """
         keys = {place: ViewKey(place, phase.visit, id(item)) for place in range(len(self.readers))}
         views = {place: self.views[key] for place, key in keys.items() if key in self.views}

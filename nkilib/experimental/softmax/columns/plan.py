@@ -3,16 +3,18 @@
 
 """The plan of a softmax launch over columns of tensors [O, C, I], from shapes and types only.
 
-A *column* consists of the C elements along the axis at one of the O outer and one of the I inner indices. A *segment*
-is a range of elements of every column, as long as one instruction can process; a *part* is consecutive segments that
-are loaded together; a *window* is the set of columns that are loaded together; a *strip* is up to 128 columns of a
-window, one per partition; an *item* is one segment of the columns of one strip. The loop makes two passes over a
-window: for the statistics, and for the results.
+A *column* is the C elements along the axis at one outer and one inner index. Columns are divided in two ways:
 
-The sum of a column is the sum of the sums of its segments, in order. The length of a segment and the choice of the loop
-decide the rounding of a column's result. So they depend only on the size of the axis, the types and ``chunk_size``: a
-result is bitwise identical whatever the number of columns, cores and the layout. The rest of the plan depends on all
-sizes.
+- elements: a *segment* is a range of elements of every column, as long as one instruction can process; a *part* is
+  consecutive segments that are loaded together;
+- columns: a *window* is the set of columns that are loaded together; a *strip* is up to 128 columns of a window, one
+  per partition. An *item* is one segment of the columns of one strip.
+
+The loop makes two passes over a window: for the statistics, and for the results.
+
+Rounding depends on the length of segments, and on whether columns count as short. Both follow from the size of the
+axis, the types and ``chunk_size`` only, so a result is bitwise identical whatever the layout and the number of columns
+and cores. The rest of the plan depends on all sizes.
 
 :func:`plan_columns` makes the :class:`ColumnPlan` of the :class:`ColumnTensors` of a launch. :func:`is_short` tells
 which columns :mod:`.short_plan` divides instead.
@@ -70,8 +72,8 @@ _TABLES_BYTES = 0.94e6
 
 
 class Block(NamedTuple):
-    """Lines ``first`` to ``end``, exclusive, of a segment (see :class:`Segment`), each with an element in the first
-    ``partitions`` partitions.
+    """Lines [first, end) of a segment (:class:`Segment`) that have an element in each of the first ``partitions``
+    partitions, and in no other.
     """
 
     partitions: int
@@ -81,10 +83,11 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Segment:
-    """The elements ``start`` to ``end``, exclusive, of every column; ``number`` is the index of the segment.
+    """Elements [start, end) of every column; ``number`` is the index of the segment.
 
-    If the axis lies on partitions, partition p holds the consecutive elements p * lines to (p + 1) * lines of the
-    segment; the last partition may hold fewer. Line i consists of element i of every partition.
+    In a natural tile (:mod:`.layouts`), the elements of a segment are divided over partitions: partition p holds
+    elements [p * lines, (p + 1) * lines) of the segment, the last partition possibly fewer. *Line* i consists of the
+    element with index i in each partition.
     """
 
     number: int
@@ -98,12 +101,12 @@ class Segment:
 
     @property
     def lines(self) -> int:
-        """The number of elements in each full partition, if the axis lies on partitions."""
+        """The number of elements in a full partition of a natural tile."""
         return div_ceil(self.size, nl.tile_size.pmax)
 
     @property
     def full(self) -> int:
-        """The number of partitions that hold ``lines`` elements."""
+        """The number of full partitions, with ``lines`` elements each."""
         return self.size // self.lines
 
     @property
@@ -116,7 +119,7 @@ class Segment:
         return self.full + (1 if line < self.rest else 0)
 
     def blocks(self) -> list[Block]:
-        """Return the lines as one or two blocks; within a block, all lines have equally many elements."""
+        """Return the lines as one or two blocks; all lines of a block have elements in equally many partitions."""
         blocks = [Block(self.full + 1, 0, self.rest), Block(self.full, self.rest, self.lines)]
         return [block for block in blocks if block.partitions > 0 and block.first < block.end]
 
@@ -131,8 +134,8 @@ def segments_of(count: int, longest: int) -> list[Segment]:
 class Strip:
     """Up to 128 columns of a window that are processed together, one per partition.
 
-    The columns are at ``outer`` outer indices from ``first_outer`` on and ``inner`` inner indices from ``first_inner``
-    on, counted within the window; ``number`` is the index of the strip in the window.
+    The columns have ``outer`` outer indices from ``first_outer`` on, and ``inner`` inner indices from ``first_inner``
+    on; indices count from the start of the window. ``number`` is the index of the strip in the window.
     """
 
     number: int
@@ -151,9 +154,9 @@ class Strip:
 class Window:
     """The columns of a tensor [O, C, I] that are loaded together.
 
-    The columns are at ``outer`` outer indices from ``first_outer`` on and ``inner`` inner indices from ``first_inner``
-    on; ``number`` is the index of the window among those of the core. With ``is_strided`` the outer indices lie on
-    partitions, and a strip consists of the columns at one inner index.
+    The columns have ``outer`` outer indices from ``first_outer`` on, and ``inner`` inner indices from ``first_inner``
+    on. ``number`` is the index of the window among the windows of the core. With ``is_strided`` a strip has the columns
+    of one inner index, with one outer index per partition.
     """
 
     number: int
@@ -181,10 +184,8 @@ class Window:
         return [Strip(number, *place) for number, place in enumerate(places)]
 
     def of(self, tensor_hbm: nl.NkiTensor, outer: int, start: int, end: int) -> nl.NkiTensor:
-        """Return elements ``start`` to ``end`` of the window's columns at outer index ``outer``, as a view [end -
-        start, inner].
-
-        ``outer`` counts within the window.
+        """Return elements [start, end) of the columns at outer index ``outer`` of the window: a view [end - start,
+        inner].
         """
         last = self.first_inner + self.inner
         return tensor_hbm[self.first_outer + outer, start:end, self.first_inner : last]
@@ -193,7 +194,7 @@ class Window:
 def windows_of_core(
     outer: int, inner: int, most_outer: int, most_inner: int, cores: int, core: int, is_strided: bool
 ) -> list[Window]:
-    """Return the windows of one core, which are consecutive; the numbers of windows of two cores differ by at most 1.
+    """Return the windows of one core, which are consecutive; the cores' numbers of windows differ by at most 1.
 
     Args:
         outer, inner: O and I of the tensor.
@@ -234,8 +235,10 @@ class Item:
     """The elements of one segment in the columns of one strip, which an instruction processes together.
 
     Attributes:
-        window, part, strip, segment: where the item lies.
-        ends_part: whether the item is the last one of its part in a pass over the window.
+        window: the window that contains the strip.
+        part: the part that contains the segment.
+        strip, segment: the strip and the segment.
+        ends_part: whether the item is the last item of its part in a pass over the window.
     """
 
     window: Window
@@ -274,7 +277,7 @@ class ColumnPlan:
         longest: the maximum number of elements of a segment.
         segments, parts: the segments and the parts of every column.
         windows: the windows of the core.
-        buffers: the number of tiles of each input; a tile holds a part of a window.
+        buffers: the number of tiles of an input, each for a part of a window (but see :meth:`buffers_of`).
         is_read_twice: whether columns are too long to stay on chip, so that each pass loads them.
     """
 
@@ -292,7 +295,7 @@ class ColumnPlan:
         return len(self.parts) > 1
 
     def buffers_of(self, passes: tuple[int, ...]) -> int:
-        """Return the number of tiles of an input that the passes with the numbers ``passes`` read."""
+        """Return the number of tiles of an input that is read by the passes ``passes``, numbered 1 and 2."""
         return _buffers_of(self.buffers, len(self.parts), passes)
 
 
@@ -304,12 +307,12 @@ class ColumnTensors:
         shape: the sizes O, C and I.
         read: the types of the inputs.
         written: the type of the result.
-        passes: for each input, the numbers of the passes that read it.
+        passes: for each input, the numbers, 1 and 2, of the passes that read it.
         can_transpose: whether the DMA engines may transpose the inputs.
         keeps_windows: whether the second pass over a window starts only after the first pass over all its columns.
-        keeping: the layouts in which values of the first pass wait on chip for the second pass.
-        slowness_of_parts: the least factor by which columns take longer that are loaded in several parts; more than 1
-            if exponentials are then computed twice.
+        keeping: the layouts in which values of the first pass are kept on chip for the second pass.
+        slowness_of_parts: the factor, at least 1, by which a launch takes longer if columns are loaded in several
+            parts, because exponentials are then computed twice.
     """
 
     shape: Sizes
@@ -323,7 +326,7 @@ class ColumnTensors:
 
     @property
     def buffers(self) -> tuple[int, ...]:
-        """The numbers of tiles per input that :func:`plan_columns` tries if a tile holds a whole window, in order."""
+        """The numbers of tiles of an input that :func:`plan_columns` tries, in order, if a tile holds whole columns."""
         return (10, 6, 4, 3) if self.keeps_windows else (3, 4, 6, 10, 2)
 
     @property
@@ -353,18 +356,15 @@ class ColumnTensors:
 
 
 def is_short(count: int, dtypes: tuple[nl.DType, ...], chunk_size: int | None) -> bool:
-    """Return whether columns of ``count`` elements are short: a partition holds whole columns (:mod:`.short`).
+    """Return whether columns of ``count`` elements are short, so that :mod:`.short` processes them untransposed.
 
-    Transposed columns use as many partitions as they have elements, and an instruction processes at most 128 columns.
-    Untransposed columns use runs of HBM that get shorter the longer the columns are, because a window has a fixed
-    number of elements per partition. At the limits used here, the modelled times of both loops are equal for large
-    tensors. The result depends only on the size of the axis, the types and ``chunk_size``, because the choice of the
-    loop affects the rounding of results.
+    The result depends only on the size of the axis, the types and ``chunk_size``, because the choice of the loop
+    affects the rounding of results. For large tensors, the modelled times of both loops are equal at the limit.
 
     Args:
         count: C, the number of elements of a column.
         dtypes: the types of all tensors.
-        chunk_size: the kernel's argument, or None.
+        chunk_size: the kernel's argument; None for no request.
     """
     longest = _SHORT_FLOAT32 if nl.float32 in dtypes else _SHORT_16_BIT
     return 2 <= count <= longest and (chunk_size is None or chunk_size >= count)
@@ -383,8 +383,14 @@ def longest_segment(tensors: ColumnTensors, chunk_size: int | None) -> int:
 
 @dataclass(frozen=True)
 class _Choice:
-    """A candidate for the plan; ``outer`` and ``inner`` are the numbers of indices of a window, ``buffers`` the tiles
-    per input, and ``segments_of_part`` the segments per part.
+    """A candidate for the plan.
+
+    Attributes:
+        layout: the layout of the columns on chip.
+        outer, inner: the maximum numbers of outer and of inner indices of a window.
+        buffers: the number of tiles of an input.
+        segments_of_part: the maximum number of segments of a part.
+        is_read_twice: whether each pass loads the columns.
     """
 
     layout: Layout
@@ -396,9 +402,7 @@ class _Choice:
 
 
 def _window_shape(outer: int, inner: int, width: int) -> tuple[int, int]:
-    """Return the numbers of outer and inner indices of windows of about ``width`` columns: equal windows of whole
-    strips.
-    """
+    """Return the numbers of outer and of inner indices of a window of about ``width`` columns, in whole strips."""
     if inner < STRIP_COLUMNS:
         group = STRIP_COLUMNS // inner
         return min(outer, max(1, width // STRIP_COLUMNS) * group), inner
@@ -419,7 +423,7 @@ def _transposed_layout(tensors: ColumnTensors) -> Layout:
 
 
 def _choices(tensors: ColumnTensors, segments: int) -> list[_Choice]:
-    """Return all candidates to try: with a tile for a whole window, with several parts, and with columns read twice."""
+    """Return all candidates: whole columns in a tile, columns in several parts, and columns that are read twice."""
     outer, _, inner = tensors.shape
     lanes = min(outer, nl.tile_size.pmax)
     choices = [_Choice(Layout.STRIDED, lanes, inner, buffers, segments) for buffers in tensors.buffers]
@@ -458,10 +462,9 @@ def _fits(tensors: ColumnTensors, segments: list[Segment], choice: _Choice) -> b
 
 
 def _cost(tensors: ColumnTensors, segments: list[Segment], choice: _Choice) -> float:
-    """Return the modelled cost of a candidate, in bytes.
+    """Return the modelled cost of a candidate: the time of a core's transfers, in bytes that it could move meanwhile.
 
-    The cost is the bytes that a core moves, times the factor by which short runs in HBM are slow, plus the bytes of
-    transfers that overlap with no computation.
+    The cost includes the factor by which short runs in HBM are slow, and transfers that overlap with no computation.
     """
     outer, count, inner = tensors.shape
     width = dtype_bytes(tensors.written)
@@ -495,7 +498,7 @@ def plan_columns(tensors: ColumnTensors, chunk_size: int | None, cores: int, cor
 
     Args:
         tensors: the tensors of the launch.
-        chunk_size: the kernel's argument, which bounds the elements of a segment; or None.
+        chunk_size: the kernel's argument, the maximum number of elements of a segment; None for no request.
         cores: the number of cores.
         core: the number of this core.
     """

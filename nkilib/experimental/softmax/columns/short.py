@@ -6,10 +6,12 @@
 A tensor is viewed as [O, C, I], with C elements in a column. A *window* is the set of columns that are loaded together,
 and a *piece* is the part of a window that is computed together (:mod:`.short_plan`); a partition holds columns of
 ``outer_each`` outer indices and ``width`` inner indices. Nothing is transposed, and each instruction processes all
-elements of a piece. The loop runs in steps; a *stage* is one operation on a piece, and belongs to a fixed step, counted
-from the step in which the piece starts (:class:`ShortLoop`). :func:`forward_of_short_columns` and
-:func:`backward_of_short_columns` run the loop with their stages. Engines run their instructions in order, so if a stage
-waits for another engine, that engine's work was issued a step before.
+elements of a piece.
+
+The loop (:class:`ShortLoop`) runs in steps, and starts a piece in each step. A *stage* is one operation on a piece; it
+is issued a fixed number of steps after the piece started. A stage that needs the result of another engine is issued a
+step later than this result, so that no engine waits. :func:`forward_of_short_columns` and
+:func:`backward_of_short_columns` run the loop with their stages.
 """
 
 from __future__ import annotations
@@ -39,11 +41,11 @@ Stage = tuple[int, Callable[[ShortPiece], None]]
 
 @dataclass
 class WindowTiles:
-    """The windows of a tensor, and the tiles that hold them in SBUF; windows use the tiles round-robin.
+    """The windows of a tensor, and the tiles that hold them in SBUF.
 
     Attributes:
         tensor_hbm: the tensor, [O, C, I].
-        tiles_sbuf: the tiles, [128, elements].
+        tiles_sbuf: the tiles, [128, elements], which windows use round-robin.
         windows: the windows of the core.
     """
 
@@ -87,9 +89,10 @@ class ShortLoop:
         plan: the plan of the core.
         inputs: the tiles of the tensors that are loaded.
         result: the tiles of the result, which may be the tiles of the first input.
-        stages: the stages in the order in which a step issues them.
-        loaded, stored: the number of windows that have been loaded and stored.
-        under_way: the pieces that started 0, 1, 2, ... steps ago; None for a step in which no piece started.
+        stages: the stages in the order in which a step issues them, each as (steps after the start of the piece,
+            function that issues the stage for a piece).
+        loaded, stored: the numbers of windows whose loads, and whose stores, have been issued.
+        under_way: at index i, the piece that started i steps ago; None if no piece started then.
     """
 
     plan: ShortPlan
@@ -138,9 +141,7 @@ def of_columns(values_sbuf: nl.NkiTensor, length: int) -> nl.NkiTensor:
 
 
 def on_vector(dst_sbuf: nl.NkiTensor, data1_sbuf: nl.NkiTensor, op: Operator, data2_sbuf: nl.NkiTensor) -> None:
-    """Compute ``data1 <op> data2`` on Vector, by ``scalar_tensor_tensor``: ``tensor_tensor`` of float32 takes twice as
-    long.
-    """
+    """Compute ``data1 <op> data2`` on Vector, by ``scalar_tensor_tensor``, which is faster than ``tensor_tensor``."""
     nisa.scalar_tensor_tensor(dst=dst_sbuf, data=data1_sbuf, op0=nl.multiply, operand0=1.0, op1=op, operand1=data2_sbuf)
 
 
@@ -150,15 +151,15 @@ def on_gpsimd(dst_sbuf: nl.NkiTensor, data1_sbuf: nl.NkiTensor, op: Operator, da
 
 
 def fold(data_sbuf: nl.NkiTensor, dst_sbuf: nl.NkiTensor, op: Operator, issue: Callable[..., None] = on_vector) -> None:
-    """Combine the first half of each column's elements with the second half, by ``op``.
+    """Compute ``element i <op> element (i + C // 2)`` of each column, for i from 0 to C // 2 - 1.
 
-    If C is odd, the last element is combined with the first result.
+    If C is odd, the last element is then combined with result 0.
 
     Args:
         data_sbuf: the columns, [partitions, outer_each, C, width].
-        dst_sbuf: the destination, with C // 2 elements per column; it may be the first half of ``data_sbuf``.
+        dst_sbuf: the destination, [partitions, outer_each, C // 2, width]; it may be the first half of ``data_sbuf``.
         op: the operator.
-        issue: the function that computes ``data1 <op> data2``, which chooses the engine.
+        issue: :func:`on_vector` or :func:`on_gpsimd`.
     """
     length = data_sbuf.shape[2]
     half = length // 2
@@ -208,20 +209,18 @@ class _ForwardPieces:
 
         log-softmax = (x - m) - log d        softmax = exp(x - m) * (1 / d).
 
-    GpSimd computes the differences and the first half of the maxima; Vector the rest, and the sums; Scalar the
-    exponentials, the logs and the reciprocals.
+    GpSimd computes the maxima of pairs of elements (:func:`fold`) and the differences x - m; Vector the maxima of these
+    pairs, the sums and the results; Scalar the exponentials, the logs and the reciprocals.
 
     Attributes:
         kind: softmax or log-softmax.
         length: C, the number of elements of a column.
         x, y: the windows of x and y.
-        halves: tiles for the maxima of pairs of elements.
-        maxima: tiles for m.
-        distances: tiles for x - m, over which softmax writes exp(x - m).
-        exponentials: tiles for the exponentials of log-softmax.
-        sums: tiles for partial sums.
-        half_sbuf, max_sbuf, distance_sbuf, exponential_sbuf: the tiles of pieces in flight.
-        sum_sbuf: d of pieces in flight, and then log d, or 1 / d for softmax.
+        halves, half_sbuf: tiles for the maxima of pairs of elements; the tile of each piece in flight.
+        maxima, max_sbuf: tiles for m; the tile with m of each piece in flight.
+        distances, distance_sbuf: tiles for x - m, which softmax overwrites with exp(x - m); the tile of each piece.
+        exponentials, exponential_sbuf: tiles for the exponentials of log-softmax; the exponentials of each piece.
+        sums, sum_sbuf: tiles for partial sums; for each piece d, then log d, or 1 / d for softmax.
     """
 
     kind: Kind
@@ -360,9 +359,10 @@ class _BackwardPieces:
         length: C, the number of elements of a column.
         grad, output, result: the windows of dy, y and dx.
         sums: tiles for partial sums.
-        terms: tiles for exp(y), and then exp(y) s, of log-softmax; or for dy - s of softmax.
-        products: tiles for y dy of softmax.
-        product_sbuf, half_sbuf, sum_sbuf, term_sbuf: the tiles of pieces in flight.
+        terms, term_sbuf: tiles for exp(y), then exp(y) s, of log-softmax, or for dy - s of softmax; the tile of each
+            piece in flight.
+        products, product_sbuf: tiles for y dy of softmax; the tile of each piece in flight.
+        half_sbuf, sum_sbuf: for each piece in flight, the sums of pairs of elements (:func:`fold`), and s.
     """
 
     kind: Kind
@@ -394,10 +394,7 @@ class _BackwardPieces:
         )
 
     def stages(self) -> list[Stage]:
-        """Return the stages in the order of issue.
-
-        Vector adds up; GpSimd computes exp(y) s or dy - s and, for softmax, half of the sum.
-        """
+        """Return the stages in the order of issue, as :attr:`ShortLoop.stages`."""
         if self.kind is Kind.LOG_SOFTMAX:
             return [
                 (2, self.subtract_term),

@@ -3,11 +3,10 @@
 
 """The plan of a softmax launch over short columns of tensors [O, C, I], from shapes and types only.
 
-A column has C elements. A partition holds whole columns, a *unit*: a block of consecutive inner indices at one outer
-index or, if I is small, all inner indices of several outer indices. A *band* (:class:`Band`) is columns that are
-divided into equal units. A *window* (:class:`ShortWindow`) is the units that are loaded together, one per partition,
-and a *piece* (:class:`ShortPiece`) the part of each unit of a window that instructions process together.
-:func:`plan_short` makes the :class:`ShortPlan`.
+A column has C elements. A *unit* is the columns that one partition holds: those at consecutive inner indices of one
+outer index or, if I is small, at all inner indices of several outer indices. A *band* (:class:`Band`) is a set of
+columns that are divided into equal units. A *window* (:class:`ShortWindow`) is the units that are loaded together, one
+per partition. A *piece* (:class:`ShortPiece`) is the same columns of each unit of a window, processed together.
 
 The rounding of a column depends on the order of its sum, which depends on C only.
 """
@@ -45,10 +44,11 @@ class Band:
     """Columns of [O, C, I] that are divided into equal units of ``outer_each`` outer times ``width`` inner indices.
 
     Attributes:
-        first_outer, outer: the first outer index, and the number of outer indices.
-        outer_each: the number of outer indices of a unit; 1 if an outer index has several units.
-        first_inner: the first inner index.
-        blocks: the number of units of an outer index.
+        first_outer: the band's first outer index.
+        outer: the band's number of outer indices.
+        outer_each: the number of outer indices of a unit; 1 if ``blocks`` is over 1.
+        first_inner: the band's first inner index; the band has ``blocks * width`` inner indices.
+        blocks: the number of units side by side along the inner indices.
         width: the number of inner indices of a unit.
     """
 
@@ -67,12 +67,14 @@ class Band:
 
 @dataclass(frozen=True)
 class ShortPiece:
-    """The part of each unit of a window that instructions process together.
+    """The part of each unit of a window that instructions process together; indices count from the start of the unit.
 
     Attributes:
         window: the number of the window.
-        first, outer_each: the first outer index within the unit, and the number of outer indices.
-        start, width: the first inner index within the unit, and the number of inner indices.
+        first: the first outer index.
+        outer_each: the number of outer indices.
+        start: the first inner index.
+        width: the number of inner indices.
         ends: whether the piece is the last one of its window.
     """
 
@@ -93,9 +95,9 @@ class ShortWindow:
     """Consecutive units of a band that are loaded together, one per partition.
 
     Attributes:
-        number: the number of the window on its core.
+        number: the index of the window among the windows of its core.
         band: the band of the units.
-        first, end: the number of the first unit, and of the last unit plus one.
+        first, end: the range [first, end) of units of the band.
     """
 
     number: int
@@ -104,17 +106,18 @@ class ShortWindow:
     end: int
 
     def shape(self, length: int) -> tuple[int, ...]:
-        """Return the shape of the window's tile, [partitions, outer_each, C, width], for C = ``length``."""
+        """Return the shape of the window on chip, (partitions, outer_each, C, width), for C = ``length``."""
         return self.end - self.first, self.band.outer_each, length, self.band.width
 
     def runs(self, tensor_hbm: nl.NkiTensor) -> Iterator[tuple[int, nl.NkiTensor]]:
-        """Yield, for each transfer of the window, its first partition and its view of the tensor.
+        """Yield the transfers that together load or store the window.
 
         Args:
             tensor_hbm: the tensor, [O, C, I].
 
         Yields:
-            The number of the first partition, and a view [partitions, outer_each, C, width] of ``tensor_hbm``.
+            For each transfer the first partition that it fills, and its view of the tensor, [partitions, outer_each, C,
+            width].
         """
         band = self.band
         if band.blocks == 1:
@@ -153,7 +156,7 @@ class ShortPlan:
         length: C, the number of elements of a column.
         columns: the maximum number of columns per partition of a piece.
         windows: the windows of the core.
-        buffers: the number of windows that are on chip at the same time.
+        buffers: the number of windows of each tensor that are on chip at the same time.
     """
 
     length: int
@@ -186,8 +189,8 @@ def plan_short(
     Args:
         shape: the sizes O, C and I.
         dtypes: the types of the inputs and, last, of the result.
-        window_bytes: the bytes of all tensors for an element of a window.
-        piece_bytes: the bytes of all scratch tiles for an element of a piece.
+        window_bytes: the sum, over all tensors with tiles of windows, of the bytes of one element.
+        piece_bytes: the bytes of all scratch tiles per element of a piece.
         chunk_size: the maximum number of elements per partition of a piece, at least C; None for no request.
         cores, core: the number of cores of the launch, and the number of this core.
     """
@@ -243,7 +246,7 @@ def _slowness(run: int) -> float:
 
 
 def _cuts(units: int, cores: int, core: int) -> Iterator[tuple[int, int]]:
-    """Yield, for each window of a core, its first unit and its last unit plus one, with windows of about equal size."""
+    """Yield the range [first, end) of units of each window of core number ``core``; windows have about equal sizes."""
     windows = div_ceil(div_ceil(units, nl.tile_size.pmax), cores) * cores
     of_core = windows // cores
     for number in range(core * of_core, (core + 1) * of_core):

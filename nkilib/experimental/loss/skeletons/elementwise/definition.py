@@ -3,16 +3,14 @@
 
 """The interface of an elementwise loss definition: functions of tiles.
 
-The skeleton streams the tensors of a loss, all of one shape and each of its own type, through SBUF, tile by tile, and
-cuts each tile into *pieces*, which are processed one after the other; a weight may also have one value per row or per
-column (:mod:`.stream`). For a piece a loss definition computes the losses, and their derivatives with respect to each
-of the tensors. The skeleton handles streams, upstream gradients (:mod:`.run`), sums, stores and the product with a
-weight (:mod:`.results`).
+The skeleton loads the tensors of a loss tile by tile, and cuts each tile into *pieces*, which are processed one after
+the other (:mod:`.stream`). All tensors have one shape; only a weight may instead have one value per row or per column.
+A :class:`LossDefinition` computes the losses of a :class:`Piece`, and the :class:`Derivative` of the losses with
+respect to each tensor. The skeleton does the rest: it multiplies by upstream gradients (:mod:`.run`) and by a weight,
+and stores or sums the losses (:mod:`.results`).
 
-:class:`LossDefinition` is the interface. It gets a :class:`Piece`, passes losses to :class:`Losses` (as an
-:class:`Activation`, a :class:`Combination` or a product) and returns each :class:`Derivative`. :data:`INPUT`,
-:data:`TARGET`, :data:`WEIGHT`, :data:`POSITIVE_WEIGHT` and :data:`VARIANCE` are names of tensors; :data:`Prepared` is
-the tiles that :meth:`LossDefinition.prepare` returns.
+A loss definition passes the operands of its last instruction to :class:`Losses`, which stores or sums the results.
+:data:`INPUT`, :data:`TARGET`, :data:`WEIGHT`, :data:`POSITIVE_WEIGHT` and :data:`VARIANCE` are names of tensors.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ class Count:
 
 @dataclass(frozen=True)
 class Piece:
-    """The elements of all streamed tensors in a range of columns of a tile.
+    """A piece: the elements of all loaded tensors in a range of columns of a tile.
 
     Attributes:
         tensors: the elements of each tensor, [rows, columns] in the type of the tensor, by the name of the tensor.
@@ -84,11 +82,11 @@ class Piece:
         return self.scratch.next(*self.shape)
 
     def bfloat16(self) -> nl.NkiTensor:
-        """Return a tile like :meth:`float32`, but in bfloat16: Vector has fast modes for 16 bits."""
+        """Return :meth:`float32` as a bfloat16 tile of the piece's size; Vector has fast modes for 16 bits."""
         return self.float32().view(nl.bfloat16)[:, 0 : self.shape[1]]
 
     def like(self, name: str) -> nl.NkiTensor:
-        """Return a tile like :meth:`float32`, but in the type of the tensor ``name``."""
+        """Return :meth:`float32` as a tile of the piece's size in the type of the tensor ``name``."""
         return self.float32().view(self.tensors[name].dtype)[:, 0 : self.shape[1]]
 
     def constant(self, number: float) -> nl.NkiTensor:
@@ -98,17 +96,16 @@ class Piece:
 
 @dataclass(frozen=True)
 class Derivative:
-    """The derivative of a piece's losses with respect to a tensor: ``factor`` times a tile, or times a product of two
-    tiles.
+    """The derivative of a piece's losses with respect to a tensor: ``factor * tile_sbuf [* times_sbuf]``.
 
     Attributes:
-        tile_sbuf: the tile, [rows, columns], of any floating type; with ``times_sbuf``, a float32 scratch tile that
-            nothing else uses, because the product overwrites it.
-        factor: a number that is multiplied into the upstream gradient.
-        on_scalar: whether Scalar instead of Vector multiplies by an upstream gradient that all losses share; True if
-            Vector has more work than Scalar.
-        times_sbuf: the tile that multiplies ``tile_sbuf``, or None. Vector computes the product after the next piece
-            has begun, so that Vector does not wait for other engines.
+        tile_sbuf: a tile [rows, columns] of any floating type; with ``times_sbuf``, a float32 scratch tile that the
+            product overwrites.
+        factor: a number.
+        on_scalar: whether Scalar, instead of Vector, multiplies by an upstream gradient that all losses share; for loss
+            definitions that give Vector more work than Scalar.
+        times_sbuf: a tile [rows, columns], or None. Vector computes the product after the next piece has begun, so that
+            Vector does not wait for other engines.
     """
 
     tile_sbuf: nl.NkiTensor
@@ -128,8 +125,11 @@ class Activation:
     """The operands of an instruction ``op(data * scale + bias)`` on Scalar, where data is a tile.
 
     Attributes:
-        op, data_sbuf, scale, bias_sbuf: the operands of the instruction.
-        scratch_sbuf: a float32 tile that the result may overwrite; None means the data tile.
+        op: the activation function.
+        data_sbuf: the data, [rows, columns].
+        scale: the factor of the data.
+        bias_sbuf: the bias, float32 [rows, 1]; None for 0.
+        scratch_sbuf: a float32 tile that the result may overwrite; None if it may overwrite ``data_sbuf``.
     """
 
     op: Operator
@@ -146,12 +146,13 @@ class Activation:
 
 @dataclass(frozen=True)
 class Combination:
-    """The operands of an instruction ``(data op0 operand0) op1 operand1`` on Vector, where data and operand1 are
-    tiles.
+    """The operands of an instruction ``(data op0 operand0) op1 operand1`` on Vector.
 
     Attributes:
-        data_sbuf, op0, operand0, op1: the operands of the instruction.
-        operand1: a float32 tile that the result may overwrite.
+        data_sbuf: the data, a tile [rows, columns].
+        op0, op1: the two operators.
+        operand0: a number.
+        operand1: a float32 tile [rows, columns] that the result may overwrite.
     """
 
     data_sbuf: nl.NkiTensor
@@ -164,13 +165,13 @@ class Combination:
 class Losses(Protocol):
     """The destination of the losses of a piece: a tile that will be stored, or sums of losses (:mod:`.results`).
 
-    A loss definition passes the operands of its last instruction to one method, which issues the instruction so that it
-    writes the losses or sums them up.
+    A loss definition calls exactly one of the methods, with the operands of its last instruction. The method issues the
+    instruction, which writes the losses to the tile or adds them to the sums.
     """
 
     @property
     def are_kept(self) -> bool:
-        """Whether the losses are stored, so that each of their terms needs a tile; else they are summed."""
+        """Whether the losses are stored; else they are summed."""
 
     def activation(
         self, op: Operator, data_sbuf: nl.NkiTensor, scale: float = 1.0, bias_sbuf: nl.NkiTensor | None = None
@@ -178,21 +179,22 @@ class Losses(Protocol):
         """Compute the losses as ``op(data * scale + bias)`` on Scalar."""
 
     def activations(self, *activations: Activation) -> None:
-        """Compute the losses as the sum of the results of activations.
+        """Compute the losses as the elementwise sum of the results of activations.
 
-        Each result may be written to the activation's ``dst_sbuf``. If losses are stored, Vector adds the results; if
-        they are summed, Scalar's accumulator does.
+        ``dst_sbuf`` of each activation may be overwritten.
         """
 
     def activation_and_combination(self, activation: Activation, combination: Combination) -> None:
-        """Compute the losses as the sum of the results of an activation and a combination.
+        """Compute the losses as the elementwise sum of the results of an activation and a combination.
 
-        The results may be written to ``activation.dst_sbuf`` and ``combination.operand1``. If losses are summed, Scalar
-        and Vector each add up their own term.
+        ``activation.dst_sbuf`` and ``combination.operand1`` may be overwritten.
         """
 
     def two_combinations(self, first: Combination, second: Combination) -> None:
-        """Compute the losses as the sum of the results of two combinations, both on Vector."""
+        """Compute the losses as the elementwise sum of the results of two combinations, both on Vector.
+
+        ``operand1`` of each combination may be overwritten.
+        """
 
     def scalar_tensor_tensor(
         self, data_sbuf: nl.NkiTensor, op0: Operator, operand0: float, op1: Operator, operand1: nl.NkiTensor
@@ -206,8 +208,8 @@ class Losses(Protocol):
 class LossDefinition(Protocol):
     """The definition of an elementwise loss, with its options.
 
-    :meth:`prepare` of the next piece is issued before :meth:`value` of this piece. The first steps of a piece, such as
-    Scalar's activation functions, belong in :meth:`prepare`, so that Vector does not wait for them.
+    The skeleton calls :meth:`prepare` of the next piece before :meth:`value` of the current piece. The first steps of a
+    piece, such as Scalar's activation functions, belong in :meth:`prepare`, so that Vector does not wait for them.
     """
 
     @property
@@ -216,18 +218,18 @@ class LossDefinition(Protocol):
 
     @property
     def scratch_tiles(self) -> int:
-        """The maximum number of float32 tiles that a piece takes, in :meth:`prepare` and :meth:`value` or in
-        :meth:`derivative`.
+        """The maximum number of tiles of :meth:`Piece.float32` that are taken for a piece: by :meth:`prepare` and
+        :meth:`value` together, or by :meth:`derivative`, whichever takes more.
         """
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the names of the tensors that the derivatives with respect to the ``wanted`` tensors need."""
+        """Return the names of the tensors that :meth:`derivative` with these ``wanted`` names reads."""
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Issue the first steps of a piece, and return their tiles, which are passed to :meth:`value`."""
+        """Issue the first steps of a piece, and return their results, tiles that :meth:`value` gets."""
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
         """Compute the losses of a piece: pass the operands of the last instruction to one method of ``losses``."""
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return the derivatives of the losses with respect to the ``wanted`` tensors, by name."""
+        """Return, by the name of each ``wanted`` tensor, the derivative of the losses with respect to this tensor."""

@@ -8,16 +8,14 @@ accepted errors.
 :class:`ElementwiseReference`. :func:`losses`, :func:`reduced` and :func:`gradients` are the results of the kernels in
 float64.
 
-An entry states only data that the kernels' signatures do not show: names, kernels, the formula in words, errors,
-modelled times, and the combinations of options (*forms*) that tests check. Tensors, gradients and options are read from
-the signatures of the kernels; guarantees and bounds are derived here. The work does not depend on the tiling: every
-needed tensor is read or written once in HBM. The simulator is imported only when a profile asks for the work: the
-kernels on hardware do not need the simulator.
+An entry is made from data that the kernels' signatures do not show, such as the formula in words, errors and *forms*,
+the combinations of options that tests check. Tensors, gradients and options are read from the signatures. The work does
+not depend on the tiling: every needed tensor is read once, every result written once in HBM. The simulator is imported
+only when a profile asks for the work: the kernels on hardware do not need the simulator.
 
 u = 2^-23; rounding to float32 once costs u / 2 of the number. Every input is exact in float32. The reference of a loss
-derives the error of the loss and of its derivatives before they are summed, multiplied by an upstream gradient or
-rounded to a type; the errors of these steps are the same for all losses and are added here. Errors are of first order
-in u.
+has the errors of the losses and of their derivatives. This module adds the errors of the steps that follow: sums,
+products with upstream gradients, and rounding to another type. Errors are of first order in u.
 """
 
 from __future__ import annotations
@@ -87,8 +85,8 @@ def _work(first: Any, read: list[Any], of_each: list[Any], functions: int) -> Wo
 
     Args:
         first: the tensor whose shape gives the number of elements.
-        read: the tensors that are read, some of which may have one value per row or per column.
-        of_each: the types of further tensors with one value per element that are read or written, such as a gradient.
+        read: the tensors that are read.
+        of_each: the types of further tensors of this number of elements that are read or written, such as gradients.
         functions: the number of activation functions per element.
     """
     from nkilib.simulator.terms.dtypes import as_dtype
@@ -125,11 +123,11 @@ def backward_work(
 
     Args:
         names: the names of the tensors of the loss.
-        needed: a function that returns, for the names of the tensors whose gradients are requested, the names of the
-            tensors that these gradients need; None means all tensors.
+        needed: returns, for the names of the tensors whose gradients are requested, the names of the tensors that the
+            kernel reads; None means that it reads all tensors.
         functions: the number of activation functions per element.
-        flags: names of flags of the kernel; the activation functions are needed only if one of these flags is True.
-            Empty: always.
+        flags: names of flags of the kernel: ``functions`` counts only if one of these flags is True; empty if it counts
+            always.
     """
 
     def work(grad_loss_hbm: Any, reduction: str, **arguments: Any) -> Work:
@@ -163,13 +161,13 @@ def forward_backward_work(*names: str, functions: int = 0) -> StatesWork:
 
 @dataclass(frozen=True)
 class GradientError:
-    """The accepted error of a gradient.
+    """The accepted error of a gradient, and notes of the backward's guarantee; u = 2^-23.
 
     Attributes:
-        bound: the bound in words, with every activation function rounded correctly.
-        functions: for each activation function, the units u that are added to the bound for each u of the function's
-            error beyond u / 2.
-        notes: further notes.
+        bound: the bound in words, if every activation function has an error of u / 2, that of correct rounding.
+        functions: for each activation function by name: an additional error of u of the function adds this number of u
+            to the bound.
+        notes: further notes of the guarantee.
     """
 
     bound: str
@@ -191,12 +189,12 @@ class Functions:
     """The minimum number of activation functions per element of the kernels of a loss.
 
     Attributes:
-        forward: the number for the losses.
-        backward: the number for the gradients.
-        flags: names of flags of the backward; its activation functions are needed only if one of these flags is True.
-            Empty: always.
-        needed: a function that returns, for the names of the tensors whose gradients are requested, the names of the
-            tensors that these gradients need; None means all tensors.
+        forward: the number in the forward, and in the fused forward-backward.
+        backward: the number in the backward.
+        flags: names of flags of the backward: ``backward`` counts only if one of these flags is True; empty if it
+            counts always.
+        needed: returns, for the names of the tensors whose gradients are requested, the names of the tensors that the
+            backward reads; None means that it reads all tensors.
     """
 
     forward: int = 1
@@ -219,9 +217,7 @@ class ElementwiseLoss(SizedLoss):
 
 
 def size_of(tensor: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> TensorSize:
-    """Return the size of a tensor of a launch, by the tensor's name: a scalar for the upstream gradient, else
-    ``shape``.
-    """
+    """Return the size of the tensor with the name ``tensor``: a scalar for ``"grad_loss"``, else ``shape``."""
     return SCALAR if tensor == "grad_loss" else TensorSize(shape)
 
 
@@ -301,11 +297,11 @@ def elementwise_loss(
         errors: bounds on the error of the losses, one for each form.
         gradient_error: the bound on the error of the gradients.
         functions: the numbers of activation functions that the kernels need.
-        time_limits: the largest accepted modelled times of forward and backward, each as (in bfloat16, in float32), in
-            multiples of the bound of the hardware.
+        time_limits: the largest accepted modelled times, in multiples of the bound of the hardware: ((forward in
+            bfloat16, forward in float32), (backward in bfloat16, backward in float32)).
         forms: the combinations of options that :mod:`nkilib.verify` and tests check.
         further_launches: further launches whose modelled times the page of the loss shows.
-        notes: further notes on the losses.
+        notes: further notes on the forward, for its guarantee.
     """
     tensors = tensors_of(forward)
     promise = _forward_guarantee(errors, notes)
@@ -343,16 +339,16 @@ class ElementwiseReference(Protocol):
 
     @property
     def stated(self) -> TermError:
-        """The error of :meth:`value` that the guarantee states."""
+        """The bound on the error of :meth:`value`, as the guarantee states it."""
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return the losses and the bound on their error in float32 arithmetic."""
+        """Return the loss of each element, and the bound on its error in float32 arithmetic."""
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return the derivative with respect to each differentiable tensor, by name, with its error in float32
-        arithmetic.
+        """Return, for each differentiable tensor by name, the derivatives of the losses with respect to its elements,
+        with their errors in float32 arithmetic.
 
-        ``functions`` are the errors of the activation functions.
+        ``functions`` has the errors of the activation functions.
         """
 
 
@@ -374,7 +370,7 @@ class WeightedReference:
 
     @property
     def stated(self) -> TermError:
-        """The error of the loss that the guarantee states, plus the rounding of the product."""
+        """The bound on the error as the guarantee states it: of the loss without the weight, plus one rounding."""
         stated = self.reference.stated
         return replace(stated, own=stated.own + WEIGHT_UNITS)
 
@@ -383,7 +379,7 @@ class WeightedReference:
         return self.reference.value(tensors).times(tensors[WEIGHT])
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return each derivative times the weight; the derivative with respect to the weight is the loss."""
+        """Return each derivative times the weight, and the loss as the derivative with respect to the weight."""
         slopes = self.reference.derivative(tensors, functions)
         derivatives = {name: _times(slope, tensors[WEIGHT]) for name, slope in slopes.items()}
         return {**derivatives, WEIGHT: self.reference.value(tensors).exact(functions)}
@@ -395,7 +391,7 @@ def losses(
     dtype: Any,
     functions: FunctionErrors = SIMULATED,
 ) -> Exact:
-    """Return the losses, with their accepted errors if they are stored in ``dtype``."""
+    """Return the loss of each element, and its accepted error if the kernel stores losses in ``dtype``."""
     with np.errstate(all="ignore"):
         exact = reference.value(as_float64(tensors)).exact(functions)
         error = exact.error + SMALLEST_NORMAL
@@ -410,8 +406,8 @@ def sum_bound(losses: Float64Array, errors: Float64Array, columns: int, run: int
     Args:
         losses: the losses.
         errors: the accepted errors of the losses.
-        columns: the number of columns of a tile, which is summed in runs.
-        run: the number of columns of a run, whose losses are added one after the other.
+        columns: the number of columns of a tile.
+        run: the number of columns of a run: its losses are added one after the other, then the sums of the runs.
     """
     tiles = div_ceil(losses.size, PARTITIONS * columns) + 2
     additions = run + SUMS_OF_RUN * div_ceil(columns, RUN_COLUMNS) + LEAF * (levels(tiles) + levels(PARTITIONS))
@@ -431,7 +427,7 @@ def reduced(
 ) -> Exact:
     """Return the sum or mean of the losses, [1], with its accepted error.
 
-    ``columns`` is the number of columns of a tile, which affects the error.
+    ``columns`` is the number of columns of a tile; the error depends on it.
     """
     with np.errstate(all="ignore"):
         exact = reference.value(as_float64(tensors)).exact(functions)
@@ -448,9 +444,9 @@ def gradients(
     reduction: str,
     functions: FunctionErrors = SIMULATED,
 ) -> dict[str, Exact]:
-    """Return the gradient of each tensor, with its accepted error in the tensor's type.
+    """Return the gradient of each tensor by name, with its accepted error in the tensor's type.
 
-    The product with the upstream gradient and the factor of the reduction rounds twice.
+    The products with the upstream gradient and the factor of the reduction round twice.
     """
     results = {}
     with np.errstate(all="ignore"):

@@ -3,13 +3,14 @@
 
 """The destinations of the losses of an elementwise loss, stored or summed, and the product of a loss with a weight.
 
-A *piece* is the part of a tile that is processed at a time, a *run* a range of columns of a piece whose losses an
-accumulator adds up before it is read. The losses of a piece are written to a tile (:class:`TileOfLosses`) or added to
-the sums of its runs (:class:`SumsOfLosses`). The losses of a core are stored (:class:`StoredLosses`) or summed
-(:class:`SummedLosses`); :func:`destination_of` chooses.
+A *piece* is the part of a tile that is processed at a time; a *run* is a range of columns of a piece, over which an
+accumulator adds up the losses before it is read. There are two destinations for the losses of a core, between which
+:func:`destination_of` chooses:
 
-:class:`Weighted` is the definition of a loss times a weight for each element; :func:`weighted` makes it if there is a
-weight.
+- :class:`StoredLosses` stores each loss; the losses of a piece go to a :class:`TileOfLosses`;
+- :class:`SummedLosses` stores the sum; the losses of a piece go to :class:`SumsOfLosses`.
+
+:class:`Weighted` is the definition of a loss times a weight for each element.
 """
 
 from __future__ import annotations
@@ -110,9 +111,9 @@ class _Run:
     """A run of a piece.
 
     Attributes:
-        start, end: the range of columns in the piece.
-        sum_sbuf: the sum, [rows, 1].
-        discarded_sbuf: the tile for the losses themselves, which nothing reads, [rows, end - start].
+        start, end: the range [start, end) of columns in the piece.
+        sum_sbuf: the sum of the run, float32 [rows, 1].
+        discarded_sbuf: a tile that takes the losses themselves, which nothing reads, [rows, end - start].
     """
 
     start: int
@@ -129,10 +130,11 @@ class SumsOfLosses:
     """The destination (:class:`.definition.Losses`) that adds up the losses of a piece, run by run.
 
     Attributes:
-        sums_sbuf: the sums of the runs, float32 [rows, SUMS_OF_RUN * runs], 0 at first.
+        sums_sbuf: two sums for each run (``SUMS_OF_RUN``), side by side, float32 [rows, 2 * runs]: where a loss is the
+            sum of two terms, each term has a sum of its own.
         run_columns: the number of columns of a run.
-        discarded_sbuf: float32 [rows, run_columns], for the losses themselves, which nothing reads.
-        discarded_by_vector_sbuf: the same for terms that Vector adds up while Scalar adds up others.
+        discarded_sbuf: a tile that takes the losses themselves, which nothing reads, float32 [rows, run_columns].
+        discarded_by_vector_sbuf: a tile like ``discarded_sbuf`` for the terms of the second sums.
     """
 
     sums_sbuf: nl.NkiTensor
@@ -188,7 +190,7 @@ class SumsOfLosses:
         self.scalar_tensor_tensor(left_sbuf, nl.multiply, 1.0, nl.multiply, right_sbuf)
 
     def _add_on_vector(self, combination: Combination) -> None:
-        """Add up the results of a combination in the second sum of each run, on Vector."""
+        """Add up the results of a combination over each run, in the run's second sum, on Vector."""
         discarded_sbuf = self.discarded_by_vector_sbuf
         second = SumsOfLosses(self.sums_sbuf[:, 1:], self.run_columns, discarded_sbuf, discarded_sbuf)
         second.scalar_tensor_tensor(
@@ -209,7 +211,7 @@ class StoredLosses:
 
     Attributes:
         loss_hbm: the losses, [elements].
-        buffers_sbuf: buffer slots for the tiles of losses.
+        buffers_sbuf: buffer slots [128, columns of a tile] for tiles of losses.
     """
 
     loss_hbm: nl.NkiTensor
@@ -237,18 +239,17 @@ class StoredLosses:
 
 @dataclass
 class SummedLosses:
-    """The destination that sums the losses of a core: over each run, over the runs of a tile, and over all tiles of all
+    """The destination that sums the losses: over each run, then over the runs of a tile, then over all tiles of all
     cores.
 
     Attributes:
-        loss_hbm: the tensor for the sum, [1, 1], float32.
+        loss_hbm: the tensor for the sum, float32 [1, 1].
         factor: the factor by which the sum is multiplied.
         sums: the sums of the tiles.
-        runs_sbuf: buffer slots for the sums of runs, float32 [128, SUMS_OF_RUN * runs].
+        runs_sbuf: buffer slots, one per tile, for the sums of runs: float32 [128, 2 * runs of a tile].
         run_columns: the number of columns of a run.
-        discarded_sbuf: for each sum of a run, a float32 tile [128, run_columns] for losses that nothing reads.
-        open: the last piece of a tile whose runs are not added up yet, because Vector would wait for the last run; or
-            None.
+        discarded_sbuf: two float32 tiles [128, run_columns] for losses that nothing reads (:class:`SumsOfLosses`).
+        open: the last piece of the latest tile, while the tile's runs are not added up yet; else None.
     """
 
     loss_hbm: nl.NkiTensor
@@ -264,7 +265,7 @@ class SummedLosses:
         """Allocate the buffers.
 
         Args:
-            loss_hbm, factor: see the class.
+            loss_hbm, factor: the attributes of the class.
             tiles: the number of tiles of all cores.
             launch: the launch.
         """
@@ -274,9 +275,8 @@ class SummedLosses:
         return cls(loss_hbm, factor, PartialSums.make(tiles), runs_sbuf, run, discarded_sbuf)
 
     def take(self, placed: PlacedPiece, definition: LossDefinition, prepared: Prepared) -> None:
-        """Compute the losses of a piece and sum them over its runs.
-
-        If the runs of the previous tile are not added up yet, add them up.
+        """Compute the losses of a piece and sum them over its runs; then add up the runs of the previous tile, if it is
+        still :attr:`open`.
         """
         runs_sbuf, rows = self._runs(placed), placed.tile.rows
         if placed.start == 0:
@@ -294,7 +294,7 @@ class SummedLosses:
             self.open = placed
 
     def finish(self) -> None:
-        """Add up the sums of the runs of the tile of :attr:`open`, if there is one."""
+        """Add up the runs of the tile that is :attr:`open`, if there is one, into the sum of this tile."""
         if self.open is None:
             return
         tile = self.open.tile
@@ -317,7 +317,7 @@ def destination_of(
 
     Args:
         launch: the tensors and the tiling of the launch.
-        loss_hbm: the tensor for the losses, of the shape of the launch; or for their sum, [1], float32.
+        loss_hbm: the tensor for the losses, of the shape of the launch; or for their sum or mean, float32 [1].
         factor: the factor by which the sum is multiplied; None if each loss is stored.
         tiles: the number of tiles of all cores.
     """
@@ -345,19 +345,16 @@ class Weighted:
 
     @property
     def scratch_tiles(self) -> int:
-        """The maximum number of float32 tiles that a piece takes.
+        """The maximum number of float32 scratch tiles that a piece takes.
 
-        A piece takes the tiles of the loss and two more: for the losses without the weight, or for derivatives times
-        the weight. If the gradient of the weight is requested, a piece of the backward also computes the losses, which
-        takes the tiles of the loss twice and three more.
+        These are the tiles of the loss without the weight, and two tiles for weighted derivatives (or one for losses
+        without the weight). If the gradient of the weight is requested, the backward also computes the losses, which
+        takes the tiles of the loss once more, and one tile for the result.
         """
         return 2 * self.definition.scratch_tiles + 3 if self.has_gradient else self.definition.scratch_tiles + 2
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the names of the tensors that the derivatives need.
-
-        The derivative with respect to the weight is the loss itself.
-        """
+        """Return the names of the tensors that :meth:`derivative` with these ``wanted`` names reads."""
         others = tuple(name for name in wanted if name != WEIGHT)
         names = self.definition.needed(others) if others else ()
         if WEIGHT in wanted:
@@ -375,7 +372,7 @@ class Weighted:
         losses.product(unweighted_sbuf, piece[WEIGHT])
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return each derivative times the weight; the derivative with respect to the weight is the loss."""
+        """Return each derivative times the weight, and the losses as the derivative with respect to the weight."""
         others = tuple(name for name in wanted if name != WEIGHT)
         derivatives = {}
         if others:
@@ -391,7 +388,7 @@ class Weighted:
 
 
 def weighted(definition: LossDefinition, weight_hbm: nl.NkiTensor | None, has_gradient: bool = False) -> LossDefinition:
-    """Return the loss definition, multiplied by a weight if ``weight_hbm`` is not None.
+    """Return ``definition`` if ``weight_hbm`` is None, else the definition of the loss times the weight.
 
     Args:
         definition: the loss definition without a weight.

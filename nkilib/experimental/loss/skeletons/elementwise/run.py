@@ -4,9 +4,8 @@
 """The common part of the kernels of elementwise losses: checks, allocation, and the passes of a core over its tiles.
 
 A kernel passes names, tensors and a loss definition to :func:`run_forward`, :func:`run_backward` or
-:func:`run_forward_backward`. A *piece* is the part of a tile that is processed at a time. A gradient is the derivative
-of a piece times the upstream gradient, rounded once. Losses and gradients are computed in one pass over the tensors if
-the upstream gradient is known before the losses.
+:func:`run_forward_backward`, which computes losses and gradients in one pass over the tensors. A *piece* is the part of
+a tile that is processed at a time. A gradient is a derivative times the upstream gradient, rounded once.
 """
 
 from __future__ import annotations
@@ -50,9 +49,7 @@ _SHARED = (f"{WEIGHT}_hbm", f"{POSITIVE_WEIGHT}_hbm")
 
 @dataclass(frozen=True)
 class _Losses:
-    """The pass that computes the losses of a core.
-
-    The first steps of a piece are issued before the previous piece is finished.
+    """The pass that computes the losses of a core: :meth:`begin` of a piece, then :meth:`finish` of the previous one.
 
     Attributes:
         definition: the loss definition.
@@ -70,7 +67,7 @@ class _Losses:
 
 
 def forward_of_core(launch: Launch, definition: LossDefinition, loss_hbm: nl.NkiTensor, factor: float | None) -> None:
-    """Compute the losses of this core's tiles, and store them or their sum.
+    """Compute the losses of this core's tiles, and store them, or the sum or mean over all cores.
 
     Args:
         launch, loss_hbm, factor: see :func:`.results.destination_of`.
@@ -85,18 +82,15 @@ def forward_of_core(launch: Launch, definition: LossDefinition, loss_hbm: nl.Nki
 
 @dataclass(frozen=True)
 class Gradients:
-    """The pass that computes the gradients of a core.
-
-    The derivatives of a piece are issued before the derivatives of the previous piece are multiplied by their upstream
-    gradients.
+    """The pass that computes a core's gradients: :meth:`begin` of a piece, then :meth:`finish` of the previous one.
 
     Attributes:
         definition: the loss definition.
         upstream: the upstream gradients of the losses.
-        scales_sbuf: the product of a derivative's factor with the upstream gradient that all losses share, by the
-            factor.
+        scales_sbuf: for an upstream gradient that all losses share: its product with each :attr:`Derivative.factor` so
+            far, by the factor.
         gradients_hbm: the gradients, [elements], by the name of the tensor.
-        buffers_sbuf: buffer slots for the tiles of gradients, by the name of the tensor.
+        buffers_sbuf: buffer slots [128, columns of a tile] for tiles of gradients, by the name of the tensor.
     """
 
     definition: LossDefinition
@@ -119,7 +113,7 @@ class Gradients:
         return cls(definition, upstream, {}, flats, buffers)
 
     def begin(self, placed: PlacedPiece) -> dict[str, Derivative]:
-        """Issue the derivatives of the losses and return them by the name of the tensor."""
+        """Issue the computation of a piece's derivatives, and return them by the name of the tensor."""
         return self.definition.derivative(placed.piece, tuple(self.gradients_hbm))
 
     def finish(self, placed: PlacedPiece, begun: dict[str, Derivative]) -> None:
@@ -201,12 +195,12 @@ def forward_backward_of_core(
     upstream: Upstream,
     gradients_hbm: dict[str, nl.NkiTensor],
 ) -> None:
-    """Compute and store the losses of this core's tiles, or their sum, and the gradients.
+    """Compute the losses and gradients of this core's tiles; store the gradients, and the losses or their sum or mean.
 
     Args:
         launch: the tensors and the tiling.
         definition: the loss definition.
-        loss_hbm: the tensor for the losses or their sum.
+        loss_hbm: the tensor for the losses, or for their sum or mean.
         upstream: the upstream gradients of the losses.
         gradients_hbm: the gradients to compute, by the name of the tensor.
     """
@@ -219,9 +213,9 @@ def forward_backward_of_core(
 
 
 def require_tensors(function: str, tensors: dict[str, nl.NkiTensor], shared: tuple[str, ...] = ()) -> None:
-    """Check that the tensors have a floating type, the shape of the first one, and at least one element.
+    """Check that all tensors have floating types and the same shape, with at least one element.
 
-    Tensors named in ``shared`` may also have one value per row, or per column, of a matrix.
+    If the shape is [rows, columns], the tensors named in ``shared`` may also be [rows, 1] or [1, columns].
     """
     first, *_ = tensors
     shape = tuple(tensors[first].shape)
@@ -247,14 +241,14 @@ def checked_tiling(
     buffers: int | None,
     row_columns: int | None = None,
 ) -> ElementwiseTiling:
-    """Return the requested tiling after a check, with chosen values in place of None.
+    """Check the requested tiling, and return it with values of :func:`choose_elementwise_tiling` in place of None.
 
     Args:
         function: the name of the function in error messages.
         elements: the number of elements of a tensor.
-        dtypes: the types of all tensors that are read or written.
-        scratch_tiles: the number of float32 tiles that a piece needs.
-        columns, buffers: the arguments of the kernel, or None.
+        dtypes: the type of each tensor that is read or written.
+        scratch_tiles: the number of float32 scratch tiles of a piece.
+        columns, buffers: the arguments of the kernel; None where nothing is requested.
         row_columns: the number of elements of a row, if a weight has one value per row or per column; else None.
     """
     bytes_of_element = sum(dtype_bytes(dtype) for dtype in dtypes)
@@ -293,8 +287,8 @@ def _tiling(
 ) -> ElementwiseTiling:
     """Return :func:`checked_tiling` for a launch with the tensors ``present_hbm``.
 
-    ``streamed`` has the type of each tensor that is read or written. The type of a per-row weight is added once more,
-    because such a weight is on chip twice.
+    ``streamed`` has the type of each tensor that is read or written. A per-row weight counts twice, because it is on
+    chip twice.
     """
     shape = tuple(next(iter(present_hbm.values())).shape)
     shared = [tensor_hbm for tensor_hbm in present_hbm.values() if tuple(tensor_hbm.shape) != shape]
@@ -316,8 +310,8 @@ def _new_gradient(name: str, like_hbm: nl.NkiTensor) -> nl.NkiTensor:
 def _new_gradients(
     present_hbm: Mapping[str, nl.NkiTensor], names: tuple[str, ...], inplace: bool
 ) -> dict[str, nl.NkiTensor]:
-    """Return the tensors for the gradients, by name; in place, the gradient of the first tensor is this tensor
-    itself.
+    """Return a tensor for the gradient of each tensor in ``names``, by name: a new one, but with ``inplace`` the first
+    tensor itself.
     """
     first = next(iter(present_hbm))
     return {
@@ -376,7 +370,7 @@ def run_forward(
     buffers: int | None,
     further: tuple[str, ...] = (),
 ) -> nl.NkiTensor:
-    """Return the losses, or their sum or mean, after a check of the arguments.
+    """Check the arguments, compute the losses, and return them or their sum or mean.
 
     Args:
         function: the name of the kernel in error messages.
@@ -384,7 +378,7 @@ def run_forward(
         tensors_hbm: the tensors under the names of the loss definition; None for an optional tensor that is not passed.
         reduction: ``"none"``, ``"sum"``, ``"mean"`` or one of ``further``.
         dtype: the type of the losses for ``"none"``; None means the type of the first tensor.
-        columns, buffers: the tiling, or None.
+        columns, buffers: the requested tiling; None where nothing is requested.
         further: the names of further reductions that the kernel accepts.
 
     Returns:
@@ -418,7 +412,7 @@ def run_backward(
     buffers: int | None,
     further: tuple[str, ...] = (),
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Return the gradients with respect to the ``wanted`` tensors, after a check of the arguments.
+    """Check the arguments, compute the gradients with respect to the ``wanted`` tensors, and return them.
 
     Args:
         function, definition, tensors_hbm, reduction, columns, buffers, further: see :func:`run_forward`.
@@ -462,14 +456,14 @@ def run_forward_backward(
     columns: int | None,
     buffers: int | None,
 ) -> tuple[nl.NkiTensor, ...]:
-    """Return the losses, or their sum or mean, and the ``wanted`` gradients, computed in one pass.
+    """Check the arguments, compute losses and ``wanted`` gradients in one pass, and return them.
 
     Args:
         function, definition, tensors_hbm, reduction, dtype, columns, buffers: see :func:`run_forward`.
         grad_loss_hbm, wanted, inplace: see :func:`run_backward`.
 
     Returns:
-        loss_hbm, see :func:`run_forward`, and the gradients, see :func:`run_backward`.
+        loss_hbm (see :func:`run_forward`), followed by the gradients in the order of ``wanted``.
 
     Raises:
         AssertionError: before anything is written, if an argument is not accepted.

@@ -3,14 +3,13 @@
 
 """The stream of the tensors of a launch: tiles that are loaded ahead of the computation and cut into pieces.
 
-A :class:`Launch` has the tensors and sizes, and a :class:`Stream` loads the tiles of a core. Each tensor has a
-:class:`Source`: :class:`Elements`, :class:`RowScalars` or :class:`ColumnScalars`. A *piece* is a range of columns of a
-tile that is processed at a time.
+A :class:`Launch` has the tensors and the tiling; a :class:`Stream` loads the tiles of a core. Each tensor is loaded by
+a :class:`Source`: :class:`Elements`, :class:`RowScalars` (one value per row) or :class:`ColumnScalars` (one value per
+column). A *piece* is a range of columns of a tile that is processed at a time.
 
-A tile of a flattened tensor, of any shape, is a range of its elements (:class:`FlatTile`); a tile of a matrix is whole
-rows, or a range of columns of one row in each partition (:class:`MatrixTile`). A weight with one value per row or per
-column requires tiles of a matrix, because a row may begin anywhere in a tile of a flattened tensor. Such a weight is
-not expanded to the size of the input, neither in HBM nor by DMA. No tile depends on the number of cores.
+Tensors of any shape are flattened, and each tile is a range of elements (:class:`FlatTile`). Only if a weight has one
+value per row or per column, the tensors are treated as matrices: each partition of a tile has some whole rows, or a
+range of columns of one row (:class:`MatrixTile`). Tiles do not depend on the number of cores.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from nkilib.nki import nisa, nl
 
 
 class Tile(Protocol):
-    """The elements that are processed at a time, the same range in each tensor."""
+    """A tile: elements [rows, columns], one row per partition, the same range in each tensor."""
 
     @property
     def number(self) -> int:
@@ -66,9 +65,9 @@ class FlatTile:
     """A range of elements of a flattened tensor: ``columns`` adjacent elements in each of ``rows`` partitions.
 
     Attributes:
-        number: the index among all tiles of the launch.
-        first: the first element.
-        rows, columns: the shape of the tile.
+        number: the index of the tile among all tiles of the launch.
+        first: the index of the tile's first element.
+        rows, columns: the number of partitions, and of elements per partition.
     """
 
     number: int
@@ -84,8 +83,8 @@ class FlatTile:
 def flat_tiles(elements: int, columns: int) -> list[FlatTile]:
     """Return all tiles of a flattened tensor, with at most ``columns`` elements per partition.
 
-    Full tiles come first, then one tile of all partitions with fewer columns, then one of a single partition for the
-    last elements (fewer than 128), which may be more than ``columns``.
+    Full tiles come first, then at most one tile of 128 partitions with fewer columns, then at most one tile of a single
+    partition with the last elements: fewer than 128, but possibly more than ``columns``.
     """
     size = PARTITIONS * columns
     tiles = [FlatTile(number, number * size, PARTITIONS, columns) for number in range(elements // size)]
@@ -101,15 +100,14 @@ def flat_tiles(elements: int, columns: int) -> list[FlatTile]:
 
 @dataclass(frozen=True)
 class MatrixTile:
-    """A tile of rows of a matrix, with ``each`` rows in a partition; if ``each`` is 1, possibly only a range of
-    columns.
+    """A tile of a matrix: ``each`` whole rows in a partition; or, if ``each`` is 1, a range of columns of one row.
 
     Attributes:
-        number: the index among all tiles of the launch.
-        first: the first row.
-        rows: the number of partitions.
-        each: the number of rows in a partition.
-        start, end: the range of columns; all columns if ``each`` is over 1.
+        number: the index of the tile among all tiles of the launch.
+        first: the index of the first row of the matrix.
+        rows: the number of partitions, not of rows of the matrix.
+        each: the number of rows of the matrix in a partition.
+        start, end: the range [start, end) of columns of the matrix; all columns if ``each`` is over 1.
         row_columns: the number of columns of the matrix.
     """
 
@@ -136,18 +134,18 @@ class MatrixTile:
         return matrix_hbm[first:last, self.start : self.end]
 
     def of_rows(self, numbers_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the elements of a vector with one value per row for the tile's rows, as a view [rows, each]."""
+        """Return a view [partitions, each] of a vector that has one value per row of the matrix."""
         return numbers_hbm[self.first : self.first + self.rows * self.each].reshape((self.rows, self.each))
 
     def by_row(self, tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return a tile [rows, columns] on chip, reshaped to [rows, each, columns of a row]."""
+        """Return a tile [partitions, each * c] on chip, reshaped to [partitions, each, c], with c columns of a row."""
         return tile_sbuf.reshape((self.rows, self.each, self.columns // self.each))
 
 
 def matrix_tiles(rows: int, row_columns: int, columns: int) -> list[MatrixTile]:
     """Return all tiles of a matrix [rows, row_columns], with at most ``columns`` elements in a partition.
 
-    All rows of a range of columns come before the next range, so that a per-column weight is loaded once.
+    All tiles of one range of columns come before those of the next, so that a per-column weight is loaded once.
     """
     chunk = columns_of_chunk(row_columns, columns)
     spans = [(start, min(start + chunk, row_columns)) for start in range(0, row_columns, chunk)]
@@ -165,8 +163,8 @@ class Launch:
     Attributes:
         tensors_hbm: the tensors by name. All have the shape of the first one, which is the shape of the losses; for a
             shape [rows, columns], weights may be [rows, 1] or [1, columns].
-        tiling: the tiling of the stream.
-        scratch_tiles: the number of float32 tiles that a piece needs.
+        tiling: the tiling of the launch.
+        scratch_tiles: the number of float32 scratch tiles of a piece.
     """
 
     tensors_hbm: dict[str, nl.NkiTensor]
@@ -190,21 +188,21 @@ class Launch:
 
     @property
     def run_columns(self) -> int:
-        """The number of columns of a run, whose losses an accumulator adds up before it is read."""
+        """The number of columns of a run, the range over which an accumulator adds up losses before it is read."""
         sizes = [dtype_bytes(tensor_hbm.dtype) for tensor_hbm in self.tensors_hbm.values()]
         return run_columns(sizes, piece_columns(self.scratch_tiles))
 
 
 class Source(Protocol):
-    """The source of one tensor's tiles for a core: it loads the tiles and returns them."""
+    """The loader of one tensor's tiles, for the tiles of a core."""
 
     def load(self, visit: int) -> None:
-        """Issue the load of tile number ``visit`` of the core."""
+        """Issue the load of the core's tile number ``visit``."""
 
     def take(self, visit: int) -> nl.NkiTensor:
-        """Return tile number ``visit`` of the core, [rows, columns] in the type of the tensor.
+        """Return the core's tile number ``visit``, [rows, columns] in the type of the tensor.
 
-        Call this method once for each tile, in order.
+        Call this method once for each tile, in order, after :meth:`load`.
         """
 
 
@@ -242,14 +240,14 @@ class Elements:
 class RowScalars:
     """The source of a tensor with one value per row of a matrix.
 
-    If a partition of a tile has one row, the value is broadcast as an operand; else the values are copied along their
-    rows on chip.
+    :meth:`take` returns a broadcast view of the values if each partition has one row; else it copies each value to all
+    elements of its row.
 
     Attributes:
-        numbers_hbm: the values, [rows].
+        numbers_hbm: the values, [rows of the matrix].
         tiles: the tiles of the core.
-        ring_sbuf: buffer slots [128, most rows in a partition] for the values of tiles.
-        copies_sbuf: buffer slots [128, columns] for the copies; empty if each partition of every tile has one row.
+        ring_sbuf: buffer slots [128, largest ``MatrixTile.each``] for the values.
+        copies_sbuf: buffer slots [128, columns of a tile] for the copies; empty if each partition has one row.
     """
 
     numbers_hbm: nl.NkiTensor
@@ -286,13 +284,13 @@ class RowScalars:
 class ColumnScalars:
     """The source of a tensor with one value per column of a matrix.
 
-    The values are loaded into all partitions, once for all tiles of the same columns.
+    The values of a range of columns are loaded into all partitions, once for all tiles of this range.
 
     Attributes:
         numbers_hbm: the values, [1, row_columns].
-        tiles: the tiles of the core; tiles of the same columns follow each other.
-        ring_sbuf: buffer slots [128, columns] for ranges of columns.
-        slots: the index of the buffer slot of each loaded range, by the first column of the range.
+        tiles: the tiles of the core; all tiles of a range of columns follow one another.
+        ring_sbuf: buffer slots [128, columns of a tile], one for each range of columns, used round-robin.
+        slots: for the first column of each range loaded so far, the index of the range's slot in ``ring_sbuf``.
     """
 
     numbers_hbm: nl.NkiTensor
@@ -306,9 +304,9 @@ class ColumnScalars:
         return cls(tensor_hbm, tiles, ring_of(tiling.buffers, tiling.columns, tensor_hbm.dtype))
 
     def load(self, visit: int) -> None:
-        """Issue the load of the values for tile number ``visit`` of the core, if it is the first tile of its columns.
+        """Load the values for the core's tile number ``visit``, if it is the first tile of its range of columns.
 
-        The first tile of a range of columns has the most rows, so that later tiles can use the same values.
+        The first tile of a range has the most rows and partitions, so that later tiles find all values loaded.
         """
         tile = self.tiles[visit]
         if tile.start in self.slots:
@@ -349,9 +347,9 @@ class PlacedPiece:
 
     Attributes:
         tile: the tile that contains the piece.
-        visit: the number of the tile among the tiles of the core.
-        start, end: the range of columns of the piece in the tile.
-        piece: the piece itself, with the tensors.
+        visit: the index of the tile among the tiles of the core.
+        start, end: the range [start, end) of columns of the piece in the tile.
+        piece: the piece itself.
     """
 
     tile: Tile
@@ -411,10 +409,10 @@ class Stream:
         return len(self.tiles)
 
     def pieces(self, visit: int) -> list[PlacedPiece]:
-        """Return the pieces of tile number ``visit`` of the core, and issue the loads of later tiles into free buffers.
+        """Issue the loads of further tiles into free buffers, and return the pieces of the core's tile number
+        ``visit``.
 
-        One buffer of each tensor still belongs to the previous tile, whose last piece is finished after this tile's
-        first piece has begun.
+        One buffer of each tensor is not free: the last piece of tile ``visit`` - 1 is still in use.
         """
         tile = self.tiles[visit]
         in_flight = self.tiling.buffers - 1

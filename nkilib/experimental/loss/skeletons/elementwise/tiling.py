@@ -4,9 +4,10 @@
 """The choice of the tiling of an elementwise launch, from its sizes only. For host code; arithmetic only.
 
 :func:`choose_elementwise_tiling` makes the :class:`ElementwiseTiling`, and :func:`partition_bytes` counts its bytes of
-SBUF. A *piece* is the part of a tile that is processed at a time (:func:`piece_columns`); a *run* is the columns of a
-piece whose losses an accumulator adds up before it is read (:func:`run_columns`). If a weight has one value per row or
-per column, tensors are cut as matrices, into rows and columns (:func:`row_groups`, :func:`columns_of_chunk`).
+SBUF. A *piece* is the part of a tile that is processed at a time (:func:`piece_columns`); a *run* is a range of columns
+of a piece, over which an accumulator adds up losses before it is read (:func:`run_columns`). Tensors are flattened and
+cut into tiles; only if a weight has one value per row or per column, they are cut as matrices (:func:`row_groups`,
+:func:`columns_of_chunk`).
 """
 
 from __future__ import annotations
@@ -44,22 +45,22 @@ def piece_columns(scratch_tiles: int) -> int:
 
 
 def run_columns(bytes_of_elements: Iterable[int], piece: int) -> int:
-    """Return the number of columns of a run.
+    """Return the number of columns of a run: longer if all tensors have 16 bits.
 
     Args:
-        bytes_of_elements: the bytes per element of each tensor of the loss.
+        bytes_of_elements: for each tensor of the loss, the bytes of an element.
         piece: the number of columns of a piece.
     """
     return min(LONG_RUN_COLUMNS, piece) if max(bytes_of_elements) <= _BYTES_OF_SHORT else RUN_COLUMNS
 
 
 class RowGroup(NamedTuple):
-    """The rows of a tile.
+    """The rows of a matrix that a tile has.
 
     Attributes:
-        first: the first row.
+        first: the index of the first row.
         partitions: the number of partitions that hold the rows.
-        each: the number of rows in a partition.
+        each: the number of rows in each partition.
     """
 
     first: int
@@ -68,13 +69,11 @@ class RowGroup(NamedTuple):
 
 
 def columns_of_chunk(row_columns: int, columns: int) -> int:
-    """Return the number of columns of a matrix that a tile has.
-
-    A tile has all columns, or one of several nearly equal ranges, rounded to whole runs.
+    """Return how many columns of a matrix a tile has: all, or those of one of several nearly equal ranges.
 
     Args:
         row_columns: the number of columns of the matrix.
-        columns: the maximum number of elements in a partition.
+        columns: the maximum number of elements in a partition of a tile.
     """
     if row_columns <= columns:
         return row_columns
@@ -85,7 +84,8 @@ def columns_of_chunk(row_columns: int, columns: int) -> int:
 def row_groups(rows: int, row_columns: int, columns: int) -> list[RowGroup]:
     """Return the rows of each tile of a matrix [rows, row_columns], with at most ``columns`` elements in a partition.
 
-    Full groups come first, then one of all partitions with fewer rows in each, then one of fewer than 128 rows.
+    Full groups come first, then at most one group of 128 partitions with fewer rows in each, then at most one group of
+    fewer than 128 partitions with one row in each.
     """
     most = max(1, columns // row_columns)
     size = PARTITIONS * most
@@ -136,12 +136,11 @@ class ElementwiseTiling(NamedTuple):
 def choose_elementwise_tiling(
     elements: int, bytes_of_element: int, scratch_tiles: int = 4, row_columns: int | None = None
 ) -> ElementwiseTiling:
-    """Return the tiling of a launch. The tiling does not depend on the number of cores, so the bits of a sum do not
-    depend on it either.
+    """Return the tiling of a launch; it does not depend on the number of cores.
 
     Args:
         elements: the number of elements of a tensor.
-        bytes_of_element: the sum over all tensors that are read or written of the bytes of one element.
+        bytes_of_element: the sum, over all tensors that are read or written, of the bytes of one element.
         scratch_tiles: the number of float32 scratch tiles of a piece.
         row_columns: the number of elements of a row if a weight has one value per row or per column; else None.
     """
@@ -153,10 +152,10 @@ def choose_elementwise_tiling(
 def _chosen(
     elements: int, bytes_of_element: int, scratch_tiles: int, row_columns: int | None, piece: int, most_bytes: int
 ) -> ElementwiseTiling:
-    """Return the tiling that :func:`choose_elementwise_tiling` chooses.
+    """Return the result of :func:`choose_elementwise_tiling`, from a cache if possible.
 
-    Results are cached, so every value that depends on limits set by tests is an argument: ``piece``, the columns of a
-    piece, and ``most_bytes``, the usable bytes of a partition.
+    ``piece`` (columns of a piece) and ``most_bytes`` (usable bytes of a partition) are arguments because tests change
+    the limits that they depend on.
     """
     scratch_bytes = _scratch_bytes(scratch_tiles, piece)
     chip_bytes = _CHIP_BYTES - (_MOST_BYTES - most_bytes)
@@ -175,7 +174,7 @@ def _chosen(
 
 
 def num_tiles(elements: int, columns: int, row_columns: int | None) -> int:
-    """Return the maximum number of tiles for ``elements`` elements.
+    """Return the maximum number of tiles for ``elements`` elements, with at most ``columns`` elements in a partition.
 
     ``row_columns`` is the number of elements of a row if tensors are cut as matrices; None if they are flattened.
     """
@@ -191,8 +190,8 @@ def partition_bytes(
 
     Args:
         tiling: the tiling.
-        tiles: the number of tiles.
-        bytes_of_element: the sum over all tensors that are read or written of the bytes of one element.
+        tiles: the number of tiles of all cores.
+        bytes_of_element: the sum, over all tensors that are read or written, of the bytes of one element.
         scratch_tiles: the number of float32 scratch tiles of a piece.
         run_columns: the number of columns of a run.
     """

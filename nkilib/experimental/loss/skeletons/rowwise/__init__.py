@@ -3,9 +3,9 @@
 
 """The skeleton of row-wise losses: one loss per row, computed from sums and maxima of the row.
 
-The skeleton streams tensors [N, D]; it computes losses from statistics of the rows, such as sums, and gradients from
-per-row coefficients that the forward keeps. A loss definition states the computation on a piece, which is a part of a
-chunk of rows. The modules, from a kernel down:
+The skeleton loads tensors [N, D] in chunks of rows. The forward computes losses from statistics of the rows, such as
+sums, and returns coefficients of each row, from which the backward computes gradients. A loss definition has the
+computation on a piece, which is a part of a chunk. The modules, from a kernel down:
 
 - ``run``: the checks of the kernels' arguments, results and gradients, and the losses of a core;
 - ``definition``: the interface of a loss definition, and arithmetic that loss definitions share;

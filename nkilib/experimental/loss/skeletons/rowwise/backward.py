@@ -4,14 +4,16 @@
 """The gradients of a core (:func:`backward_of_core`), from the elements of rows and the coefficients of each row.
 
 A loss definition computes the gradients of a piece (the part of a tile of rows that is processed at a time) as sums of
-terms, each a tile times a factor per row (:class:`Term`, :func:`combine`), rounded once. N is the number of rows, D of
-columns.
+terms, each a tile times a factor per row (:class:`Term`, :func:`combine`), rounded once. N is the number of rows, D the
+number of columns.
 
-A tensor that all rows share has a single row of gradients: the sum of the contributions of all rows, bitwise identical
-on one core and on two (:class:`SharedGradient`). For this sum, tiles of rows with even numbers are added up element by
-element, and separately the tiles with odd numbers: with two cores, each core has one of the two sums. Then the rows of
-a partition are added by halves; then the partitions, after Tensor has transposed them into columns that Vector can add
-up; and finally the two sums.
+A tensor [1, D] that all rows share has a gradient [1, D], the sum over all rows (:class:`SharedGradient`). The sum is
+bitwise identical on one core and on two, because its order is fixed:
+
+1. The contributions of all even-numbered tiles are added element by element, and separately those of all odd-numbered
+   tiles. With two cores, each core has one of the two sums.
+2. In each of the two sums, the rows of a partition are added by halves, then the partitions.
+3. The two sums are added.
 """
 
 from __future__ import annotations
@@ -44,12 +46,12 @@ _TRANSPOSED_TILES: Final = _BANK_COLUMNS // PARTITIONS
 
 @dataclass(frozen=True)
 class Term:
-    """A term ``(tile + offset) * factor`` of a gradient, with one factor per row.
+    """A term ``(tile + offset) * factor`` of the gradient of a piece, with one factor per row.
 
     Attributes:
-        tile_sbuf: the tile of a piece, [partitions, elements], of any floating type.
-        factor_sbuf: the factors, float32 [partitions, rows of the group].
-        offset: the number that is added to the tile.
+        tile_sbuf: a tile of the piece's size, [partitions, elements], of any floating type.
+        factor_sbuf: the factors of all rows of the group, float32 [partitions, rows of the group].
+        offset: the number that is added to each element of the tile.
     """
 
     tile_sbuf: nl.NkiTensor
@@ -58,7 +60,7 @@ class Term:
 
 
 def multiply(piece: Piece, dst_sbuf: nl.NkiTensor, term: Term) -> None:
-    """Write one term to ``dst_sbuf``, on Vector."""
+    """Compute a term, ``(tile + offset) * factor``, on Vector, and write it to ``dst_sbuf``."""
     if piece.is_long:
         nisa.tensor_scalar(
             dst=dst_sbuf,
@@ -80,7 +82,7 @@ def multiply(piece: Piece, dst_sbuf: nl.NkiTensor, term: Term) -> None:
 
 
 def _add(piece: Piece, dst_sbuf: nl.NkiTensor, term: Term, partial_sbuf: nl.NkiTensor) -> None:
-    """Write ``partial_sbuf`` plus a term to ``dst_sbuf``."""
+    """Write ``partial_sbuf`` plus a term to ``dst_sbuf``; for long rows, the term's offset is left out."""
     if piece.is_long:
         nisa.scalar_tensor_tensor(
             dst=dst_sbuf,
@@ -104,11 +106,12 @@ def combine(piece: Piece, dst_sbuf: nl.NkiTensor, terms: list[Term], bias_sbuf: 
     For long rows, Scalar computes the first term and Vector the others; for short rows, Vector computes all terms.
 
     Args:
-        piece: the piece; one of its float32 scratch tiles is used for every two terms.
-        dst_sbuf: the result, [partitions, elements].
+        piece: the piece; if there are several terms, one of its float32 scratch tiles is used, and for short rows one
+            more for each term after the first.
+        dst_sbuf: the result, [partitions, elements], of any floating type.
         terms: the terms, at least one.
-        bias_sbuf: the sum of ``offset * factor`` of all terms, float32 [partitions, rows of the group]; None if offsets
-            are 0.
+        bias_sbuf: the sum of ``offset * factor`` of all terms, which long rows take in place of the offsets, float32
+            [partitions, rows of the group]; None if all offsets are 0.
     """
     partial_sbuf = dst_sbuf if len(terms) == 1 else piece.float32()
     if not piece.is_long:
@@ -128,7 +131,7 @@ def combine(piece: Piece, dst_sbuf: nl.NkiTensor, terms: list[Term], bias_sbuf: 
 
 
 def add_to_sum(piece: Piece, sum_sbuf: nl.NkiTensor, term: Term) -> None:
-    """Add a term without offset to a float32 sum, on Vector; the tile of the term, float32, is overwritten."""
+    """Add tile * factor of a term to ``sum_sbuf``, on Vector; the tile is float32 and may be overwritten."""
     if not piece.is_long:
         multiply(piece, term.tile_sbuf, term)
     nisa.scalar_tensor_tensor(
@@ -149,7 +152,7 @@ def _received_from_other_core(part_sbuf: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def _store_columns(columns_hbm: nl.NkiTensor, part_sbuf: nl.NkiTensor) -> None:
-    """Store column sums [128, tiles], where tile i has columns 128 i to 128 i + 127, as a vector [columns]."""
+    """Store column sums in the vector ``columns_hbm`` [columns]; column c is ``part_sbuf[c % 128, c // 128]``."""
     columns, tiles = columns_hbm.shape[0], part_sbuf.shape[1]
     transposed_psum = nl.ndarray((tiles, PARTITIONS), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_transpose(dst=transposed_psum, data=part_sbuf)
@@ -168,8 +171,7 @@ def _store_columns(columns_hbm: nl.NkiTensor, part_sbuf: nl.NkiTensor) -> None:
 
 @dataclass(frozen=True)
 class SharedGradient:
-    """The gradient of a tensor that all rows share: sums of the contributions of rows, for one range of columns at a
-    time.
+    """The gradient of a tensor [1, D] that all rows share, and the sums for the range of columns in progress.
 
     All chunks of a range of columns must be processed before the next range.
 
@@ -177,7 +179,8 @@ class SharedGradient:
         gradient_hbm: the gradient, [1, D] of any floating type.
         columns: the maximum number of columns of a chunk.
         each: the maximum number of rows in a partition of a tile.
-        sums_sbuf: the sums, float32 [partitions, each * columns]: two on one core, one on each of two cores.
+        sums_sbuf: tiles float32 [128, each * columns]: on one core the sums of even and of odd tiles; on two cores one
+            tile, the sum of this core's tiles.
     """
 
     gradient_hbm: nl.NkiTensor
@@ -187,7 +190,7 @@ class SharedGradient:
 
     @classmethod
     def make(cls, launch: RowLaunch, gradient_hbm: nl.NkiTensor) -> SharedGradient:
-        """Allocate the sums and set them to 0."""
+        """Allocate the tiles of the sums, and set them to 0."""
         tiling, count = launch.tiling, SUMS // nl.num_programs()
         shape = (PARTITIONS, tiling.width)
         sums_sbuf = [nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf) for _ in range(count)]
@@ -196,21 +199,19 @@ class SharedGradient:
         return gradient
 
     def of_piece(self, placed: PlacedPiece) -> nl.NkiTensor:
-        """Return the part of a sum to which the contributions of a piece are added, [partitions, elements]."""
+        """Return the view of ``sums_sbuf`` to which the gradient of a piece is added, [partitions, elements]."""
         tile = placed.chunk.tile
         sum_sbuf = self.sums_sbuf[tile.number % len(self.sums_sbuf)]
         return sum_sbuf[0 : tile.partitions, placed.start : placed.end]
 
     def store_nothing(self) -> None:
-        """Store the gradient on a core that has no rows; its sums are 0, but all cores must take part in the
-        exchange.
-        """
+        """Call :meth:`store` for all columns, on a core that has no rows: the other core waits for the exchange."""
         columns = self.gradient_hbm.shape[1]
         for start in range(0, columns, self.columns):
             self.store(start, min(start + self.columns, columns))
 
     def store(self, start: int, end: int) -> None:
-        """Store the gradient of columns [start, end), the total of all cores, and reset the sums to 0."""
+        """Add up the sums of all cores for columns [start, end), store the gradient (on core 0), and reset the sums."""
         columns = end - start
         parts = [self._of_partitions(sum_sbuf, columns) for sum_sbuf in self.sums_sbuf]
         own_sbuf, other_sbuf = parts if len(parts) == SUMS else (parts[0], _received_from_other_core(parts[0]))
@@ -224,9 +225,9 @@ class SharedGradient:
             nisa.memset(dst=sum_sbuf, value=0.0)
 
     def _of_partitions(self, sum_sbuf: nl.NkiTensor, columns: int) -> nl.NkiTensor:
-        """Return the total of a sum over its partitions and their rows, [128, tiles], where a tile is 128 columns.
+        """Return the total of each column over all partitions and their rows, [128, ceil(columns / 128)].
 
-        Column c is in partition c % 128.
+        Column c is at [c % 128, c // 128]. ``sum_sbuf`` is overwritten.
         """
         rows = self.each
         while rows > 1:
@@ -243,7 +244,7 @@ class SharedGradient:
         return part_sbuf
 
     def _add_partitions(self, part_sbuf: nl.NkiTensor, sum_sbuf: nl.NkiTensor, first: int, end: int) -> None:
-        """Add up the partitions of ``sum_sbuf`` for column tiles [first, end), into ``part_sbuf``."""
+        """Write the sums over all partitions, for columns [128 first, 128 end), to [first, end) of ``part_sbuf``."""
         transposed_psum = nl.ndarray((PARTITIONS, end - first, PARTITIONS), dtype=nl.float32, buffer=nl.psum)
         for tile in range(first, end):
             columns_sbuf = sum_sbuf[:, tile * PARTITIONS : min((tile + 1) * PARTITIONS, sum_sbuf.shape[1])]
@@ -279,11 +280,13 @@ class _Backward(Generic[Factors]):
     """The loop of the backward over the chunks of a core.
 
     Attributes:
-        definition, coefficients_hbm, gradients_hbm: the loss definition, coefficients and gradients of the launch.
+        definition: the loss definition.
+        coefficients_hbm: the coefficients from the forward, each float32 [N].
+        gradients_hbm: the gradients to store, by the number of the tensor.
         upstream: the upstream gradient of each row's loss.
-        buffers_sbuf: buffer slots for the chunks of gradients, by the number of the tensor.
+        buffers_sbuf: buffer slots for chunks of gradients [N, D], by the number of the tensor.
         shared: the gradients of tensors that all rows share, by the number of the tensor.
-        left: functions that issue the remaining work of the previous piece (:attr:`.Piece.later`).
+        left: the functions in :attr:`.Piece.later` of the previous piece.
     """
 
     definition: RowLossDefinition[Factors]
@@ -314,7 +317,7 @@ class _Backward(Generic[Factors]):
         self.left[:] = actions
 
     def _store_shared(self, chunk: Chunk) -> None:
-        """Store the gradients that all rows share for the columns of a chunk, after the last chunk of these columns."""
+        """Store the shared gradients of the columns of ``chunk``, the last chunk of these columns."""
         self._do_later([])
         for gradient in self.shared.values():
             gradient.store(chunk.start, chunk.end)
@@ -324,7 +327,7 @@ class _Backward(Generic[Factors]):
         return self.definition.factors(self.upstream.of(group), coefficients)
 
     def _take(self, placed: PlacedPiece, factors: Factors) -> None:
-        """Compute the gradients of a piece; after the last piece of a chunk, store the chunk."""
+        """Compute the gradients of a piece; after the last piece of a chunk, store the chunk's gradients."""
         chunk = placed.chunk
         chunks_sbuf = {
             number: ring[placed.visit % len(ring)][0 : chunk.tile.partitions, 0 : chunk.width]

@@ -3,12 +3,14 @@
 
 """The interface of the definition of a row-wise loss, and arithmetic on tiles with one value per row.
 
-The skeleton streams tensors [N, D] (N rows, D columns) through SBUF, tile by tile, and cuts each tile into pieces: a
-*piece* is the part of a tile that is processed at a time. For a piece, a :class:`RowLossDefinition` computes
-*statistics* of its rows, float32 sums or maxima. From the statistics of whole rows it computes the losses, and
-*coefficients* of each row for the backward. In the backward it computes the gradients of a piece from these
-coefficients and the tensors. The skeleton handles streams, sums, upstream gradients and stores (:mod:`.run`,
-:mod:`.backward`). Tensors are identified by numbers.
+The skeleton (:mod:`.run`, :mod:`.backward`) loads tensors [N, D] (N rows, D columns) tile by tile, and cuts each tile
+into *pieces*, the parts that are processed at a time. A :class:`RowLossDefinition` has the arithmetic of a loss:
+
+1. In the forward, it adds the elements of each piece to *statistics*, float32 sums or maxima over a row.
+2. From the statistics of whole rows, it computes the losses, and *coefficients* of each row for the backward.
+3. In the backward, it computes the gradients of a piece from the coefficients and the tensors.
+
+Tensors are identified by numbers: their order among the arguments of the kernel.
 
 The arithmetic consists of elementwise operations (:func:`compared`, :func:`mask_of`, :func:`shifted`,
 :func:`at_least_zero`, :func:`combined`) and of functions for the whole range of float32 (:func:`square_root`,
@@ -41,9 +43,8 @@ Factors = TypeVar("Factors")
 
 
 class Statistic(Protocol):
-    """A value per row, such as a sum, that is combined from one value for each run of the row.
-
-    A run is a range of columns of a long row whose values an engine accumulates.
+    """A value per row, such as a sum. For a long row, it is combined from one value for each *run*, a range of columns
+    that an engine accumulates.
     """
 
     def of_runs(self, dst_sbuf: nl.NkiTensor, runs_sbuf: list[nl.NkiTensor], earlier_sbuf: list[nl.NkiTensor]) -> None:
@@ -51,9 +52,9 @@ class Statistic(Protocol):
 
         Args:
             dst_sbuf: the result, float32 [partitions, 1].
-            runs_sbuf: the values of the statistics of the loss up to and including this one, float32 [partitions,
-                runs].
-            earlier_sbuf: the results of the statistics before this one, [partitions, 1].
+            runs_sbuf: for each statistic of the loss up to and including this one, the values of the runs, float32
+                [partitions, runs]; the last tile belongs to this statistic.
+            earlier_sbuf: for each statistic of the loss before this one, the result, [partitions, 1].
         """
 
 
@@ -75,12 +76,11 @@ class Maximum:
 
 @dataclass(frozen=True)
 class RowResults:
-    """The results that a loss definition computes from the statistics of rows, each float32 [partitions, rows].
+    """The results that a loss definition computes from the statistics of rows, each a tile float32 [partitions, rows].
 
     Attributes:
-        losses_sbuf: the losses of the rows.
-        coefficients_sbuf: the coefficients from which the backward computes gradients; the upstream gradient is not
-            included.
+        losses_sbuf: the loss of each row.
+        coefficients_sbuf: the coefficients of each row for the backward, without the upstream gradient.
     """
 
     losses_sbuf: nl.NkiTensor
@@ -90,19 +90,21 @@ class RowResults:
 class RowLossDefinition(Protocol[Factors]):
     """The definition of a row-wise loss, with its options.
 
-    :meth:`prepare` of the next piece is issued before :meth:`accumulate` of this piece. The first steps of a piece,
-    such as differences, belong in :meth:`prepare`, so that no engine waits for them.
+    In the forward, the skeleton calls :meth:`prepare` of the next piece before :meth:`accumulate` of the current piece.
+    The first steps of a piece, such as differences, belong in :meth:`prepare`, so that no engine waits for them.
     """
 
     @property
     def forward_tiles(self) -> int:
-        """The maximum number of float32 tiles that :meth:`prepare` and :meth:`accumulate` together use for a piece."""
+        """The maximum number of tiles of :meth:`Piece.float32` that :meth:`prepare` and :meth:`accumulate` together
+        take for a piece.
+        """
 
     @property
     def backward_tiles(self) -> int:
-        """Half the maximum number of float32 tiles that :meth:`gradients` uses for a piece.
+        """Half the maximum number of tiles of :meth:`Piece.float32` that are in use at a time in the backward.
 
-        A piece of the backward has the scratch tiles of two pieces.
+        They are the tiles of one piece; of two pieces, if functions in :attr:`Piece.later` use tiles.
         """
 
     @property
@@ -110,10 +112,10 @@ class RowLossDefinition(Protocol[Factors]):
         """The statistics that are computed over each row."""
 
     def needed(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the numbers of the tensors that the gradients of the ``wanted`` tensors need."""
+        """Return the numbers of the tensors that must be loaded to compute the gradients of the tensors ``wanted``."""
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Issue the first steps of a piece, and return their tiles, which are passed to :meth:`accumulate`."""
+        """Issue the first steps of a piece, and return their results, tiles that :meth:`accumulate` gets."""
 
     def accumulate(self, piece: Piece, prepared: Prepared) -> None:
         """Add the elements of a piece to the statistics of their rows, with the methods of :class:`Piece`."""
@@ -122,8 +124,8 @@ class RowLossDefinition(Protocol[Factors]):
         """Return the losses and the coefficients of rows.
 
         Args:
-            statistics_sbuf: the statistics of the rows, float32 [partitions, rows] each.
-            vectors_sbuf: the vectors with one value per row that the kernel takes, such as targets, in the same shape.
+            statistics_sbuf: each statistic of the rows, float32 [partitions, rows].
+            vectors_sbuf: each argument of the kernel that has one value per row, such as targets, in the same shape.
         """
 
     def factors(self, upstream_sbuf: nl.NkiTensor, coefficients_sbuf: list[nl.NkiTensor]) -> Factors:
@@ -139,9 +141,9 @@ class RowLossDefinition(Protocol[Factors]):
 
         Args:
             piece: the piece.
-            factors: the result of :meth:`factors`.
-            dst_sbuf: the tiles by the number of the tensor, of any floating type. For a tensor that all rows share, the
-                tile is a float32 sum to which the gradients are added.
+            factors: the result of :meth:`factors` for the piece's group of rows.
+            dst_sbuf: for each tensor whose gradient is requested, by its number, a tile [partitions, elements] of any
+                floating type. For a tensor that all rows share, the tile is a float32 sum: add the gradient to it.
         """
 
 
@@ -153,7 +155,7 @@ def compared(values_sbuf: nl.NkiTensor, op: Operator, number: float) -> nl.NkiTe
 
 
 def mask_of(is_true_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return a mask of ones and zeros as uint32, the type that predicates must have."""
+    """Return a tile of ones and zeros converted to uint32, for use as a predicate."""
     mask_sbuf = nl.ndarray(is_true_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=mask_sbuf, src=is_true_sbuf)
     return mask_sbuf
@@ -189,11 +191,12 @@ def _power(is_small: nl.NkiTensor, is_large: nl.NkiTensor, step: float) -> nl.Nk
 
 @dataclass(frozen=True)
 class _Rescaled:
-    """Values scaled by a power of two into the range for which NKI documents a function.
+    """Values of which the very small and the very large ones are scaled by a power of two (:func:`_rescaled`).
 
     Attributes:
         values_sbuf: the scaled values.
-        is_small_sbuf, is_large_sbuf: 1 where a value was too small, or too large, else 0.
+        is_small_sbuf: 1 where a value was too small and is multiplied, else 0.
+        is_large_sbuf: 1 where a value was too large and is divided, else 0.
     """
 
     values_sbuf: nl.NkiTensor
@@ -206,13 +209,13 @@ class _Rescaled:
 
 
 def _rescaled(values_sbuf: nl.NkiTensor, small: float, step: float) -> _Rescaled:
-    """Multiply values below ``small`` by ``step``, and divide values above ``1 / small`` by ``step``."""
+    """Return the values, multiplied by ``step`` below ``small``, and divided by ``step`` above ``1 / small``."""
     is_small, is_large = compared(values_sbuf, nl.less, small), compared(values_sbuf, nl.greater, 1.0 / small)
     return _Rescaled(product(values_sbuf, _power(is_small, is_large, step)), is_small, is_large)
 
 
 def _of_positive_numbers(values_sbuf: nl.NkiTensor, root_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return ``root_sbuf``; where a value is 0, infinity or NaN, return the value itself."""
+    """Return the element of ``root_sbuf`` where a value is positive and finite, and the value itself elsewhere."""
     is_finite_sbuf = compared(values_sbuf, nl.less_equal, FLOAT32_HIGHEST)
     is_proper_sbuf = product(compared(values_sbuf, nl.greater, 0.0), is_finite_sbuf)
     result_sbuf = scaled(values_sbuf, 1.0)
@@ -221,7 +224,7 @@ def _of_positive_numbers(values_sbuf: nl.NkiTensor, root_sbuf: nl.NkiTensor) -> 
 
 
 def square_root(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return the square root of values of at least 0, in the whole range of float32; infinity and NaN remain."""
+    """Return the square roots of values of at least 0, for the whole range of float32; infinity and NaN remain."""
     rescaled = _rescaled(values_sbuf, _SMALL, _STEP)
     root_sbuf = rescaled.values_sbuf
     nisa.tensor_scalar(
@@ -232,8 +235,8 @@ def square_root(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def take_logarithm(values_sbuf: nl.NkiTensor) -> None:
-    """Replace the values of a tile by their logarithms, after clamping them to the range for which NKI documents
-    ``log``.
+    """Clamp the values of a tile to [2^-64, 2^64], for which NKI documents ``log``, and replace them by their
+    logarithms.
     """
     nisa.tensor_scalar(
         dst=values_sbuf,
@@ -247,7 +250,7 @@ def take_logarithm(values_sbuf: nl.NkiTensor) -> None:
 
 
 def root(values_sbuf: nl.NkiTensor, p: float) -> nl.NkiTensor:
-    """Return the p-th root ``exp(log(value) / p)``, p > 0, of values of at least 0; infinity and NaN remain."""
+    """Return the p-th roots, p > 0, of values of at least 0, as ``exp(log(value) / p)``; infinity and NaN remain."""
     rescaled = _rescaled(values_sbuf, 1.0 / LIMIT_OF_LOG**0.5, LIMIT_OF_LOG)
     root_sbuf = rescaled.values_sbuf
     take_logarithm(root_sbuf)
@@ -256,7 +259,7 @@ def root(values_sbuf: nl.NkiTensor, p: float) -> nl.NkiTensor:
 
 
 def inverse_or_zero(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return 1 / value of values of at least 0, and 0 for 0."""
+    """Return 1 / value for values above 0, and 0 for 0."""
     inverse_sbuf = float32_like(values_sbuf)
     nisa.tensor_scalar(dst=inverse_sbuf, data=values_sbuf, op0=nl.maximum, operand0=_SMALLEST_NORMAL)
     nisa.reciprocal(dst=inverse_sbuf, data=inverse_sbuf)

@@ -4,18 +4,17 @@
 """The host side of a row-wise loss: its registry entry, with guarantees and work, and its float64 results with the
 accepted errors.
 
-:func:`rowwise_loss` makes the entry (:class:`RowwiseLoss`) from the reference of the loss, a :class:`RowwiseReference`.
-:func:`losses`, :func:`reduced` and :func:`gradients` are the results of the kernels in float64.
+:func:`rowwise_loss` makes the entry, a :class:`RowwiseLoss`; it reads tensors, gradients and options from the kernels'
+signatures. :func:`losses`, :func:`reduced` and :func:`gradients` compute the results of the kernels in float64 from a
+:class:`RowwiseReference`. *Matrices* are tensors [N, D]: N rows, D columns.
 
-An entry states only data that the kernels' signatures do not show; tensors, gradients and options are read from the
-signatures. The work does not depend on the tiling: every needed tensor is read or written once in HBM. The simulator is
-imported only when a profile asks for the work: the kernels on hardware do not need the simulator. Matrices are tensors
-[N, D]: N rows, D columns.
+The work does not depend on the tiling: every needed tensor is read once, every result written once in HBM. The
+simulator is imported only when a profile asks for the work: the kernels on hardware do not need the simulator.
 
 u = 2^-23; rounding to float32 once costs u / 2 of the number. Every input is exact in float32. The reference of a loss
-derives the error of the loss of a row and of its derivatives; the errors of sums over rows, of products with upstream
-gradients and of rounding to other types are added here. A sum of a row of D numbers has :func:`additions` consecutive
-additions, each of which costs u / 2 of the sum.
+has the errors of each row's loss and of its derivatives. This module adds the errors of sums over rows, of products
+with upstream gradients and of rounding to other types. The sum of a row of D numbers has :func:`additions` consecutive
+additions, each of which costs u / 2 of the sum of magnitudes.
 """
 
 from __future__ import annotations
@@ -80,15 +79,15 @@ def _none(arguments: Arguments) -> int:
 
 @dataclass(frozen=True)
 class RowTensors:
-    """The tensors of a loss besides its matrices, and the matrices that gradients need.
+    """The tensors of a loss that are not matrices, and the tensors that gradients need.
 
     Attributes:
-        vectors: the names of vectors with one float32 per row, which the forward takes.
-        shared: the name of a tensor that may have one value per column, and may be None.
-        coefficients: a function that returns the number of scalars per row that the forward keeps for the backward, for
-            the arguments of a kernel.
-        needed: a function that returns the numbers of the tensors that gradients need, for the numbers of the tensors
-            whose gradients are requested and the arguments of the kernel; None means all tensors.
+        vectors: the names of arguments float32 [N] of the forward, such as targets.
+        shared: the name of an optional argument that is [1, D] or [N, D], such as weights; "" if there is none.
+        coefficients: returns, for the arguments of a kernel by name, the number of coefficients per row that the
+            forward returns for the backward.
+        needed: returns the numbers of the tensors that the backward reads, for the numbers of the tensors whose
+            gradients are requested and the arguments of the kernel by name; None means all tensors.
     """
 
     vectors: tuple[str, ...] = ()
@@ -99,12 +98,12 @@ class RowTensors:
 
 @dataclass(frozen=True)
 class RowGradients:
-    """The guarantees of the backward of a loss that differ between row-wise losses.
+    """The fields of the backward's :class:`Guarantee` that differ between row-wise losses.
 
     Attributes:
         error: the bound on the error of gradients, in words.
-        notes: further notes.
-        accumulator: the precision of sums over rows, if a gradient is such a sum.
+        notes: further notes, in words.
+        accumulator: the type of sums over rows, if a gradient is such a sum; else ``"none"``.
     """
 
     error: str
@@ -117,7 +116,7 @@ class RowwiseLoss(SizedLoss):
     """The registry entry of a row-wise loss.
 
     Attributes:
-        rows: the tensors besides the matrices.
+        rows: the tensors that are not matrices.
         forms: the combinations of options that tests check.
     """
 
@@ -177,10 +176,7 @@ def _work(first: Any, nbytes: int, functions: int) -> Work:
 
 
 def _forward_work(forward: Callable[..., Any], rows: RowTensors, functions: int) -> StatesWork:
-    """Return a function that computes the work of a forward with ``functions`` activation functions per element.
-
-    Every matrix and vector is read once, and every stored result written once.
-    """
+    """Return a function that computes the work of a forward; ``functions`` is its activation functions per element."""
     matrices = _matrices(forward, rows)
 
     def work(**arguments: Any) -> Work:
@@ -200,8 +196,7 @@ def _forward_work(forward: Callable[..., Any], rows: RowTensors, functions: int)
 def _backward_work(backward: Callable[..., Any], rows: RowTensors, functions_of: tuple[str, ...]) -> StatesWork:
     """Return a function that computes the work of a backward.
 
-    Every tensor that gradients need is read once, and every result written once. Each requested gradient of a tensor
-    named in ``functions_of`` takes one activation function per element.
+    Each requested gradient of a tensor named in ``functions_of`` takes one activation function per element.
     """
     matrices = _matrices(backward, rows)
     names = (*matrices, *filter(None, [rows.shared]))
@@ -247,13 +242,13 @@ def rowwise_loss(
         forward, backward: the kernel functions.
         errors: bounds on the error of the losses, one for each form of the loss.
         gradients: the guarantees of the backward.
-        rows: the tensors besides the matrices.
-        time_limits: the largest accepted modelled times of forward and backward, each as (in bfloat16, in float32), in
-            multiples of the bound of the hardware.
+        rows: the tensors that are not matrices.
+        time_limits: the largest accepted modelled times, in multiples of the bound of the hardware: ((forward in
+            bfloat16, forward in float32), (backward in bfloat16, backward in float32)).
         forms: the combinations of options that :mod:`nkilib.verify` and tests check.
         functions: the number of activation functions per element of the forward.
         functions_of: the names of the tensors whose gradients need one activation function per element each.
-        notes: further notes on the losses.
+        notes: further notes on the forward, for its guarantee.
     """
     size_of = partial(_size_of, forward, rows)
     tests = ("tests/experimental/loss/skeletons/rowwise", "tests/torch/functions")
@@ -285,24 +280,25 @@ def rowwise_loss(
 
 
 class RowwiseReference(Protocol):
-    """The float64 reference of a row-wise loss; tensors are passed under the names of the kernel's arguments."""
+    """The float64 reference of a row-wise loss; ``tensors`` has the inputs by name, without the suffix ``_hbm``."""
 
     @property
     def stated(self) -> TermError:
-        """The error of :meth:`value` that the guarantee states; its n is the result of :func:`additions`."""
+        """The bound on the error of :meth:`value`, as the guarantee states it; its n is :func:`additions` of D."""
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return the losses, [N], and the bound on their error in float32 arithmetic."""
+        """Return the loss of each row, [N], and the bound on its error in float32 arithmetic."""
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return the derivative with respect to each differentiable tensor, [N, D], with its error.
-
-        An error is infinite where rounding to float32 may select another branch of the loss.
+        """Return, for each differentiable tensor by name, the derivatives of the rows' losses with respect to the
+        elements of the rows, [N, D], with their errors; an error is infinite where rounding may select another branch.
         """
 
 
 def additions(columns: int) -> float:
-    """Return the number of consecutive additions when ``columns`` values are summed in runs, and then the runs."""
+    """Return the number of consecutive additions in the sum of a row: within a run of 1,024 columns, then over the
+    runs.
+    """
     return min(columns, RUN_COLUMNS) + div_ceil(columns, RUN_COLUMNS) + 1.0
 
 
@@ -318,7 +314,7 @@ def losses(
     dtype: Any,
     functions: FunctionErrors = SIMULATED,
 ) -> Exact:
-    """Return the losses, [N], with their accepted errors if they are stored in ``dtype``."""
+    """Return the loss of each row, [N], and its accepted error if the kernel stores losses in ``dtype``."""
     with np.errstate(all="ignore"):
         exact = reference.value(as_float64(tensors)).exact(functions)
         error = exact.error + SMALLEST_NORMAL
@@ -326,7 +322,7 @@ def losses(
 
 
 def factor_of(reduction: str, rows: int) -> float:
-    """Return the factor by which a reduction multiplies the sum of the losses; 1 for ``"none"``."""
+    """Return 1 / ``rows`` for ``"mean"``, else 1."""
     return 1.0 / rows if reduction == "mean" else 1.0
 
 
@@ -348,7 +344,7 @@ def reduced(
 
 
 def _additions_of_rows(values: Float64Array) -> float:
-    """Return the maximum number of consecutive additions in the sum of the gradients of all rows.
+    """Return the maximum number of consecutive additions in a sum over all rows of ``values`` [N, D] in the backward.
 
     The tiles are added first, then the rows of a partition by halves, then the partitions.
     """
@@ -364,11 +360,11 @@ def gradients(
     reduction: str,
     functions: FunctionErrors = SIMULATED,
 ) -> dict[str, Exact]:
-    """Return the gradient of each tensor, in the tensor's shape, with the accepted error in the tensor's type.
+    """Return the gradient of each tensor by name, in the tensor's shape, with the accepted error in the tensor's type.
 
     Args:
         reference: the reference of the loss.
-        tensors: the tensors.
+        tensors: the inputs by name.
         upstream: the upstream gradient, [N], or [1] for a sum or mean.
         reduction: ``"none"``, ``"sum"`` or ``"mean"``.
         functions: the errors of the activation functions.

@@ -4,11 +4,11 @@
 """The common part of the kernels of row-wise losses: checks, allocation, and the forward of a core.
 
 Tensors are [N, D]: N rows, D columns. A *piece* is the part of a chunk of rows that is processed at a time; a *run* is
-a range of columns of a long row for which an engine accumulates one value per statistic (:mod:`.stream`). Arguments are
-checked before the first instruction (:func:`checked_tiling` and the functions ``require_...``). :func:`factor_of`
-returns the factor of the reduction, :func:`new_outputs` and :func:`new_gradients` allocate, and :func:`returned`
-returns the result of a kernel. :func:`forward_of_core` streams the rows and stores their losses, or the sum;
-:mod:`.backward` computes gradients.
+a range of columns of a long row for which an engine accumulates one value per statistic (:mod:`.stream`).
+
+:func:`checked_tiling` and the functions ``require_...`` check arguments, before the first instruction.
+:func:`new_outputs` and :func:`new_gradients` allocate results. :func:`forward_of_core` computes the loss of each row
+and stores it, or the sum or mean; :mod:`.backward` computes gradients.
 """
 
 from __future__ import annotations
@@ -57,9 +57,7 @@ _STATISTICS = 6
 
 
 def require_matrices(function: str, matrices: dict[str, nl.NkiTensor]) -> None:
-    """Check that the tensors, by the names of their arguments, are [N, D] of one shape, not empty, and of floating
-    types.
-    """
+    """Check that all tensors have floating types and the same shape [N, D], not empty; keys are names of arguments."""
     first, *_ = matrices
     shape = tuple(matrices[first].shape)
     require(
@@ -86,8 +84,7 @@ def require_coefficients(function: str, coefficients_hbm: nl.NkiTensor, numbers:
 
 
 def require_wanted(function: str, wanted: dict[str, bool], inplace: bool) -> None:
-    """Check the flags of the gradients: at least one is requested; with ``inplace``, the first tensor's gradient is
-    requested.
+    """Check that at least one gradient is requested, and with ``inplace`` the gradient of the first tensor.
 
     Args:
         function: the name of the function in error messages.
@@ -115,8 +112,8 @@ def _partition_bytes(shape: tuple[int, int], tiling: RowwiseTiling, bytes_of_ele
     Args:
         shape: the shape of a tensor, (rows, columns).
         tiling: the tiling of the launch.
-        bytes_of_element: the bytes of an element in all streamed tensors together.
-        scratch_tiles: the number of float32 tiles that a piece needs.
+        bytes_of_element: the sum, over all tensors that are read or written, of the bytes of one element.
+        scratch_tiles: the number of float32 scratch tiles of a piece.
     """
     rows, columns = shape
     tiles = len(row_tiles(rows, partitions_of_tile(rows), tiling.each))
@@ -137,14 +134,14 @@ def checked_tiling(
     each: int | None,
     buffers: int | None,
 ) -> RowwiseTiling:
-    """Return the requested tiling after a check, with chosen values in place of None.
+    """Check the requested tiling, and return it with values of :func:`choose_rowwise_tiling` in place of None.
 
     Args:
         function: the name of the function in error messages.
         shape: the shape of a tensor, (rows, columns).
-        dtypes: the types of all matrices that are read or written.
-        scratch_tiles: the number of float32 tiles that a piece needs.
-        columns, each, buffers: the arguments of the kernel, or None.
+        dtypes: the type of each matrix that is read or written.
+        scratch_tiles: the number of float32 scratch tiles of a piece.
+        columns, each, buffers: the arguments of the kernel; None where nothing is requested.
     """
     bytes_of_element = sum(dtype_bytes(dtype) for dtype in dtypes)
     chosen = choose_rowwise_tiling(shape[0], shape[1], bytes_of_element, scratch_tiles)
@@ -184,8 +181,8 @@ class RowOutputs:
     """The result tensors of the forward.
 
     Attributes:
-        loss_hbm: the losses, [N] of any floating type; or their sum, [1], float32.
-        factor: the factor by which the sum is multiplied; None if each loss is stored.
+        loss_hbm: the losses, [N] of any floating type; or their sum or mean, float32 [1].
+        factor: the factor by which the sum of the losses is multiplied; None if each loss is stored.
         coefficients_hbm: the K coefficients of each row, float32 [K, N]; None if they are not requested.
     """
 
@@ -195,7 +192,9 @@ class RowOutputs:
 
 
 def factor_of(reduction: str, rows: int) -> float | None:
-    """Return the factor of the sum of the losses of ``rows`` rows in a reduction; None for ``"none"``."""
+    """Return the factor by which the sum of the losses is multiplied: None for ``"none"``, 1 for ``"sum"``, 1 / rows
+    for ``"mean"``.
+    """
     return None if reduction == "none" else 1.0 / rows if reduction == "mean" else 1.0
 
 
@@ -222,14 +221,14 @@ def new_outputs(
 
 
 def returned(outputs: RowOutputs) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Return the result of a forward kernel: the losses, and the coefficients if requested."""
+    """Return what a forward kernel returns: ``loss_hbm``, or (``loss_hbm``, ``coefficients_hbm``) if requested."""
     if outputs.coefficients_hbm is None:
         return outputs.loss_hbm
     return outputs.loss_hbm, outputs.coefficients_hbm
 
 
 def new_gradients(wanted: dict[str, nl.NkiTensor | None], inplace: bool) -> dict[int, nl.NkiTensor]:
-    """Return the tensors for the requested gradients, by the number of the tensor, allocated unless in place.
+    """Return the result tensors of the requested gradients, by the number of the tensor; allocate them if not in place.
 
     Args:
         wanted: the tensors by name, in the order of their numbers; None for a tensor whose gradient is not requested.
@@ -257,12 +256,14 @@ class _Forward(Generic[Factors]):
     """The loop of the forward over the chunks of a core.
 
     Attributes:
-        launch, definition, outputs, sums: the launch, its loss definition, its results, and the partial sums of losses
-            or None.
-        runs_sbuf: for each statistic, buffer slots [128, runs of a row] for the values of the runs of long rows.
-        statistics_sbuf: the statistics of each group, each [partitions, rows], by the index of the group's first tile.
-        runs: the number of runs processed so far in the current tile.
-        open: the last piece of a tile whose runs are not combined yet, because Vector would wait for them; or None.
+        launch: the launch.
+        definition: the loss definition.
+        outputs: the result tensors.
+        sums: the partial sums of the losses; None if each loss is stored.
+        runs_sbuf: for each statistic, buffer slots [128, runs of a row], one for each tile of long rows in progress.
+        statistics_sbuf: the statistics of each group, each [partitions, rows], by ``RowGroup.start``.
+        runs: the number of runs of the current tile that pieces have taken so far.
+        open: the last piece of the latest tile, while the tile's runs are not combined yet; else None.
     """
 
     launch: RowLaunch
@@ -290,10 +291,7 @@ class _Forward(Generic[Factors]):
         return cls(launch, definition, outputs, sums, rings)
 
     def run(self, groups: list[RowGroup]) -> None:
-        """Compute and store the results of all chunks of this core.
-
-        The loop issues the first steps of a piece before it finishes the previous piece.
-        """
+        """Compute the results of all groups of this core, and store them or add the losses to ``sums``."""
         stream = RowStream.make(
             self.launch, dict(enumerate(self.launch.matrices_hbm)), groups, self.definition.forward_tiles
         )
@@ -304,9 +302,9 @@ class _Forward(Generic[Factors]):
         return self.definition.prepare(placed.piece)
 
     def finish(self, placed: PlacedPiece, begun: Prepared) -> None:
-        """Compute the statistics of a piece.
+        """Add a piece to the statistics of its rows; then close the previous tile, if it is still open.
 
-        If the piece ends its rows, the runs of these rows are combined after the next piece.
+        If the piece has the last columns of its rows, their tile becomes :attr:`open`.
         """
         self.definition.accumulate(replace(placed.piece, numbers_sbuf=self._numbers(placed)), begun)
         self._close()
@@ -315,7 +313,7 @@ class _Forward(Generic[Factors]):
             self.runs = 0
 
     def _numbers(self, placed: PlacedPiece) -> list[nl.NkiTensor]:
-        """Return, for each statistic, the tile for the values of a piece."""
+        """Return, for each statistic, the view that takes the piece's values (:attr:`.Piece.numbers_sbuf`)."""
         piece, group = placed.piece, placed.chunk.group
         statistics_sbuf = self._statistics(group)
         if not piece.is_long:
@@ -324,7 +322,7 @@ class _Forward(Generic[Factors]):
         return [ring[:, start : self.runs] for ring in self._runs(placed)]
 
     def _runs(self, placed: PlacedPiece) -> list[nl.NkiTensor]:
-        """Return, for each statistic, the values of all runs of a piece's tile."""
+        """Return, for each statistic, the buffer slot for all runs of the piece's tile, [partitions, runs of a row]."""
         group = placed.chunk.group
         slot = (group.start + placed.chunk.place) % RUN_SLOTS
         return [ring[slot][0 : group.partitions, :] for ring in self.runs_sbuf]
@@ -338,7 +336,7 @@ class _Forward(Generic[Factors]):
         return self.statistics_sbuf[group.start]
 
     def _close(self) -> None:
-        """Combine the runs of the tile of :attr:`open`; after the last tile of a group, compute the group's results."""
+        """Combine the runs of the tile that is :attr:`open`; if it is the last one of its group, finish the group."""
         if self.open is None:
             return
         placed, self.open = self.open, None
@@ -356,7 +354,7 @@ class _Forward(Generic[Factors]):
             statistic.of_runs(results[number], runs[: number + 1], results[:number])
 
     def _finish(self, group: RowGroup) -> None:
-        """Compute and store the losses and coefficients of a group; with a reduction, add the losses to ``sums``."""
+        """Compute and store the coefficients and losses of a group; if there are ``sums``, add the losses instead."""
         vectors = [loaded_rows(vector_hbm, group) for vector_hbm in self.launch.vectors_hbm]
         results = self.definition.results(self.statistics_sbuf.pop(group.start), vectors)
         if self.outputs.coefficients_hbm is not None:
@@ -372,7 +370,9 @@ class _Forward(Generic[Factors]):
 
 
 def forward_of_core(launch: RowLaunch, definition: RowLossDefinition[Factors], outputs: RowOutputs) -> None:
-    """Compute and store the losses of this core's rows or the reduced loss, and the coefficients if requested."""
+    """Compute the losses of this core's rows; store them or the reduced loss of all cores, and the coefficients if
+    requested.
+    """
     groups = launch.groups()
     sums = None if outputs.factor is None else PartialSums.make(len(launch.tiles()))
     if groups:

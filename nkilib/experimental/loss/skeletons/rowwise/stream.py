@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The rows of several tensors in chunks, loaded ahead and cut into pieces; per-row scalars in HBM and on chip.
+"""The rows of several tensors [N, D] (N rows, D columns): loaded in chunks and cut into pieces; per-row scalars.
 
-Tensors are [N, D]: N rows, D columns. Rows are divided into tiles (:class:`RowTile`), and the tiles of a core into
-groups (:class:`RowGroup`), whose losses are computed together. A :class:`RowStream` loads *chunks* (:class:`Chunk`) and
-yields *pieces* (:class:`Piece`), on which loss definitions compute. :func:`loaded_rows` and :func:`store_rows` load and
-store per-row scalars of a group; :class:`RowLaunch` holds the tensors and sizes of a launch.
+- :class:`RowTile`: adjacent rows, spread over the partitions; tiles do not depend on the number of cores;
+- :class:`RowGroup`: tiles of one core, whose losses are computed together;
+- :class:`Chunk`: the part of a tile that is loaded at a time; :class:`RowStream` loads the chunks of a core;
+- :class:`Piece`: the part of a chunk on which a loss definition computes at a time;
+- :class:`RowLaunch`: tensors and tiling of a launch;
+- :func:`loaded_rows`, :func:`store_rows`: load and store the per-row scalars of a group.
 
-If rows are long, each partition of a tile has one row, which is processed in chunks of columns; a piece is a range of
-columns of a chunk. An engine accumulates one value per *run* of columns, and a statistic of the row is combined from
-the values of all runs in the end. If rows are short, each partition has several whole rows, which follow each other in
-memory; a piece is several rows, which Vector reduces along their columns. No tile depends on the number of cores.
+*Long rows*: each partition of a tile has one row. Chunks are ranges of columns; a piece is a range of columns of a
+chunk. An engine accumulates one value per *run* of up to 1,024 columns, and the values of all runs of a row are
+combined at the end. *Short rows*: each partition has several whole rows, adjacent in HBM. A chunk is a whole tile; a
+piece is some of the rows of each partition, and Vector reduces each row along its columns.
 """
 
 from __future__ import annotations
@@ -46,8 +48,8 @@ class RowTile:
     """A tile of adjacent rows; each partition has ``each`` rows.
 
     Attributes:
-        number: the index among all tiles of the launch.
-        first: the first row.
+        number: the index of the tile among all tiles of the launch.
+        first: the index of the first row.
         partitions: the number of partitions that the tile takes.
         each: the number of rows in each partition.
     """
@@ -80,8 +82,11 @@ class RowTile:
 class RowGroup:
     """A group of tiles of a core, all of one size, whose losses are computed together.
 
+    A tensor [partitions, rows] of the group has one value per row: column ``tile * each + i`` of a partition belongs to
+    row i of this partition in tile number ``tile`` of the group.
+
     Attributes:
-        tiles: the tiles in order; their numbers differ by the number of cores.
+        tiles: the tiles in order; successive tile numbers differ by ``cores``.
         start: the index of the group's first tile among the tiles of the core.
         cores: the number of cores of the launch.
     """
@@ -101,7 +106,7 @@ class RowGroup:
         return len(self.tiles) * self.tiles[0].each
 
     def columns(self, tile: int) -> tuple[int, int]:
-        """Return the columns (first, end) of tile number ``tile`` in a tensor [partitions, rows] of the group."""
+        """Return the columns (first, end) of the group's tile number ``tile`` in a tensor [partitions, rows]."""
         each = self.tiles[0].each
         return tile * each, (tile + 1) * each
 
@@ -118,12 +123,13 @@ class RowGroup:
 def row_tiles(rows: int, partitions: int, each: int) -> list[RowTile]:
     """Return all tiles for ``rows`` rows.
 
-    Full tiles come first, then at most one with fewer rows per partition, then at most one with fewer partitions and
-    one row in each.
+    Full tiles come first, then at most one tile with fewer rows per partition, then at most one tile with fewer
+    partitions and one row in each.
 
     Args:
-        rows: N.
-        partitions, each: the partitions and the rows per partition of a full tile.
+        rows: the number of rows, N.
+        partitions: the number of partitions of a full tile.
+        each: the number of rows per partition of a full tile.
     """
     tiles: list[RowTile] = []
     done = 0
@@ -148,7 +154,7 @@ def _joins(group: RowGroup, tile: RowTile) -> bool:
 
 
 def groups_of_core(tiles: list[RowTile], cores: int, core: int) -> list[RowGroup]:
-    """Return the tiles of a core (every ``cores``-th tile), in groups of successive tiles of one size."""
+    """Return the groups of core ``core``: its tiles are every ``cores``-th one, a group successive ones of one size."""
     own = tiles[core::cores]
     groups: list[RowGroup] = []
     for number, tile in enumerate(own):
@@ -184,7 +190,7 @@ class RowLaunch:
         return int(self.matrices_hbm[0].shape[1])
 
     def tiles(self) -> list[RowTile]:
-        """Return the tiles of rows of all cores."""
+        """Return the tiles of all cores, in the order of rows."""
         return row_tiles(self.rows, partitions_of_tile(self.rows), self.tiling.each)
 
     def groups(self) -> list[RowGroup]:
@@ -194,20 +200,18 @@ class RowLaunch:
 
 @dataclass(frozen=True)
 class Piece:
-    """The part of a chunk that is processed at a time: a range of columns of one long row per partition, or several
+    """The part of a chunk that is processed at a time: in each partition, a range of columns of one long row, or some
     short rows.
 
     Attributes:
-        tensors: the piece's elements of each tensor, [partitions, elements] in the type of the tensor, by the number of
-            the tensor.
+        tensors: the elements of each loaded tensor, [partitions, elements] in its type, by the number of the tensor.
         scratch: the source of float32 tiles of the piece's size.
-        row: the index of the piece's first row among the group's rows in a partition.
-        rows: the number of rows in each partition.
+        row: the column of the piece's first row in a tensor [partitions, rows] of the group.
+        rows: the number of rows of the piece in each partition.
         is_long: whether the rows are long, so that other pieces may hold further columns of the same rows.
-        numbers_sbuf: the values of each statistic, float32 [partitions, runs] for long rows, [partitions, rows] for
-            short rows; empty in a backward.
-        later: in a backward, functions that are called after the next piece has begun, to issue remaining work, so that
-            no engine waits for another one.
+        numbers_sbuf: in a forward, for each statistic, the tile for its values in this piece: float32 [partitions,
+            runs of the piece] for long rows, [partitions, rows of the piece] for short rows.
+        later: in a backward, functions that issue remaining work; they are called after the next piece has begun.
     """
 
     tensors: dict[int, nl.NkiTensor]
@@ -231,9 +235,9 @@ class Piece:
         return [(start, min(start + RUN_COLUMNS, elements)) for start in range(0, elements, RUN_COLUMNS)]
 
     def float32(self) -> nl.NkiTensor:
-        """Return an uninitialised float32 tile of the piece's size.
+        """Return an uninitialised float32 scratch tile of the piece's size.
 
-        A piece may take as many tiles as its loss definition says.
+        A piece may take as many tiles as ``forward_tiles`` and ``backward_tiles`` of its loss definition allow.
         """
         return self.scratch.next(*self.shape)
 
@@ -243,13 +247,14 @@ class Piece:
         return tile_sbuf.reshape((partitions, self.rows, elements // self.rows))
 
     def of_rows(self, values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the values of the piece's rows, [partitions, rows], from the values of all rows of the group."""
+        """Return the values of the piece's rows, a view [partitions, rows of the piece].
+
+        ``values_sbuf`` has the values of all rows of the group, [partitions, rows of the group].
+        """
         return values_sbuf[0 : self.shape[0], self.row : self.row + self.rows]
 
     def of_elements(self, values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the value of each element's row, as a view [partitions, rows, columns] of the values of the group's
-        rows.
-        """
+        """Return :meth:`of_rows`, broadcast to all elements of each row: a view [partitions, rows, columns]."""
         return self.of_rows(values_sbuf).expand_dim(2).broadcast(2, self.shape[1] // self.rows)
 
     def add_function(
@@ -261,14 +266,15 @@ class Piece:
         bias_sbuf: nl.NkiTensor | None = None,
         scale: float = 1.0,
     ) -> None:
-        """Add ``op(data * scale + bias)`` to a sum; Scalar computes the function and the sums of runs, Vector the sums
-        of short rows.
+        """Sum ``op(data * scale + bias)`` over each run or short row, as statistic number ``statistic``.
+
+        Scalar computes the function and the sums of runs, Vector the sums of short rows.
 
         Args:
-            statistic: the number of the statistic, a sum.
+            statistic: the index of the statistic, a sum, in :attr:`numbers_sbuf`.
             op: an activation function.
-            dst_sbuf: a float32 tile for the results, which may be the tile of the data.
-            data_sbuf: a tile of any type.
+            dst_sbuf: a float32 tile for the values of the function; it may be ``data_sbuf``.
+            data_sbuf: a tile of the piece's size, of any type.
             bias_sbuf: the bias, float32 [partitions or more, 1]; None for 0.
             scale: the factor of the data.
         """
@@ -292,7 +298,7 @@ class Piece:
     def add_product(
         self, statistic: int, dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor
     ) -> None:
-        """Add ``left * right`` to the sum that is statistic number ``statistic``, on Vector.
+        """Sum ``left * right`` over each run or short row, as statistic number ``statistic``, on Vector.
 
         The products are written to ``dst_sbuf``, a float32 tile.
         """
@@ -314,7 +320,7 @@ class Piece:
             )
 
     def add(self, statistic: int, values_sbuf: nl.NkiTensor) -> None:
-        """Add the elements of a float32 tile to the sum that is statistic number ``statistic``, on Vector."""
+        """Sum a float32 tile over each run or short row, as statistic number ``statistic``, on Vector."""
         self._reduce(statistic, values_sbuf, nl.add)
 
     def take_maximum(self, statistic: int, values_sbuf: nl.NkiTensor) -> None:
@@ -322,12 +328,12 @@ class Piece:
         self._reduce(statistic, values_sbuf, nl.maximum)
 
     def count_equal(self, statistic: int, values_sbuf: nl.NkiTensor, numbers_sbuf: nl.NkiTensor) -> None:
-        """Count the elements of each run or short row that equal a given value, on Vector.
+        """Count the elements of each run or short row that equal a given number, on Vector.
 
         Args:
-            statistic: the number of the statistic, a count.
-            values_sbuf: the elements, overwritten.
-            numbers_sbuf: the given value of each run of a long row, or of each short row.
+            statistic: the index of the statistic, a count, in :attr:`numbers_sbuf`.
+            values_sbuf: the elements, a float32 tile; overwritten.
+            numbers_sbuf: the number to compare with, for each run or short row: [partitions, runs or rows].
         """
         if not self.is_long:
             columns = self.shape[1] // self.rows
@@ -369,7 +375,7 @@ class Chunk:
         tile: the tile that contains the rows.
         group: the group of the tile.
         place: the index of the tile in the group.
-        start, end: the range of columns.
+        start, end: the range [start, end) of columns.
     """
 
     tile: RowTile
@@ -401,9 +407,9 @@ class PlacedPiece:
     Attributes:
         chunk: the chunk that contains the piece.
         visit: the index of the chunk among the chunks of the core.
-        start, end: the range of the piece's elements in a partition of the chunk.
-        piece: the piece itself, with the tensors.
-        ends_row: whether the piece has the last columns of the tile's rows.
+        start, end: the range [start, end) of the piece's elements in a partition of the chunk.
+        piece: the piece itself.
+        ends_row: whether this is the last piece of its tile.
     """
 
     chunk: Chunk
@@ -432,9 +438,9 @@ class RowStream:
     Attributes:
         matrices_hbm: the streamed tensors by number, [N, D], or [1, D] for one that all rows share.
         chunks: the chunks of the core, in order.
-        buffers_sbuf: buffer slots [128, elements] for the chunks of each tensor, by the number of the tensor.
+        buffers_sbuf: for each tensor by number, buffer slots [128, elements] for its chunks, used round-robin.
         scratch: the scratch tiles of the pieces.
-        row_columns: the columns of a row, D.
+        row_columns: the number of columns of a row, D.
     """
 
     matrices_hbm: dict[int, nl.NkiTensor]
@@ -458,8 +464,8 @@ class RowStream:
             launch: the launch, with the tiling.
             matrices_hbm: the tensors to stream, by number.
             groups: the groups of the core.
-            scratch_tiles: the number of float32 tiles that a piece needs.
-            is_by_columns: whether the chunks are ordered by columns first, then by rows.
+            scratch_tiles: the number of float32 scratch tiles of a piece.
+            is_by_columns: whether all chunks of the first columns come first, instead of all chunks of the first tile.
         """
         tiling, columns = launch.tiling, launch.columns
         rings = {
@@ -483,10 +489,9 @@ class RowStream:
         return len(self.chunks)
 
     def pieces(self, visit: int) -> list[PlacedPiece]:
-        """Return the pieces of chunk number ``visit``, and issue the loads of later chunks into free buffers.
+        """Issue the loads of further chunks into free buffers, and return the pieces of chunk number ``visit``.
 
-        One buffer of each tensor still belongs to the previous chunk, whose last piece is finished after this chunk's
-        first piece has begun.
+        One buffer of each tensor is not free: the last piece of chunk ``visit`` - 1 is still in use.
         """
         in_flight = len(next(iter(self.buffers_sbuf.values()))) - 1
         first = 0 if visit == 0 else visit + in_flight - 1
@@ -543,11 +548,9 @@ def _loaded(shape: tuple[int, int], src_hbm: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def loaded_rows(vector_hbm: nl.NkiTensor, group: RowGroup) -> nl.NkiTensor:
-    """Load the elements of a vector [N] for a group's rows, as float32 [partitions, rows].
+    """Load the elements of a vector [N] for a group's rows, and return them as float32 [partitions, rows].
 
-    If each partition of a tile has one row, the elements of a tile are adjacent in HBM and a column on chip. They are
-    loaded as lines of up to 512 bytes instead of single elements, and Tensor transposes the lines of all tiles of the
-    group at once.
+    If each partition of a tile has one row, the elements of a tile are loaded as a line, which Tensor transposes.
     """
     values_sbuf = nl.ndarray((group.partitions, group.rows), dtype=nl.float32, buffer=nl.sbuf)
     if group.tiles[0].each == 1:

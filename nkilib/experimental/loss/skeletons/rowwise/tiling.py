@@ -3,8 +3,9 @@
 
 """The choice of the tiling of a row-wise launch. For host code; arithmetic only.
 
-:func:`choose_rowwise_tiling` returns the :class:`RowwiseTiling`, and :func:`partitions_of_tile`, :func:`width_of_piece`
-and :func:`scratch_bytes` compute further sizes. A *piece* is the part of a tile that is processed at a time.
+:func:`choose_rowwise_tiling` returns the :class:`RowwiseTiling`; the other functions compute sizes that follow from it.
+A *tile* is up to 128 partitions of rows, a *chunk* the part of a tile that is loaded at a time, and a *piece* the part
+of a chunk that is processed at a time.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ class RowwiseTiling(NamedTuple):
     """The tiling of a launch; pass it as ``kernel[2](..., **tiling._asdict())``.
 
     Attributes:
-        columns: the number of columns of a chunk of a row; if ``each`` is over 1, of a whole row.
-        each: the number of rows in each partition of a tile; 1 means that a row is processed in chunks.
-        buffers: the number of tiles of each tensor that are on chip at a time.
+        columns: the number of columns of a chunk; all columns of a row if ``each`` is over 1.
+        each: the number of rows in each partition of a tile; if it is 1, a row is processed in chunks.
+        buffers: the number of chunks of each tensor that are on chip at a time.
     """
 
     columns: int
@@ -50,17 +51,17 @@ class RowwiseTiling(NamedTuple):
 
     @property
     def width(self) -> int:
-        """The number of elements per partition of a tile."""
+        """The number of elements per partition of a chunk."""
         return self.each * self.columns
 
     @property
     def piece_width(self) -> int:
-        """The number of elements per partition of a piece of a tile."""
+        """The number of elements per partition of a piece."""
         return width_of_piece(self.columns, self.each)
 
 
 def width_of_piece(columns: int, each: int) -> int:
-    """Return the number of elements per partition of a piece; a short row is not divided.
+    """Return the number of elements per partition of a piece; if ``each`` is over 1, a piece has whole rows.
 
     Args:
         columns: the number of columns of a chunk.
@@ -73,12 +74,11 @@ def width_of_piece(columns: int, each: int) -> int:
 
 
 def choose_rowwise_tiling(rows: int, columns: int, bytes_of_element: int, scratch_tiles: int) -> RowwiseTiling:
-    """Return the tiling of a launch. The tiling does not depend on the number of cores, so the bits of a sum do not
-    depend on it either.
+    """Return the tiling of a launch; it does not depend on the number of cores.
 
     Args:
         rows, columns: the shape of a tensor.
-        bytes_of_element: the sum over all tensors that are read or written of the bytes of one element.
+        bytes_of_element: the sum, over all tensors that are read or written, of the bytes of one element.
         scratch_tiles: the number of float32 scratch tiles of a piece.
     """
     most_bytes = limited_sbuf_bytes(_BYTES + _REST_BYTES) - _REST_BYTES
@@ -92,7 +92,7 @@ def choose_rowwise_tiling(rows: int, columns: int, bytes_of_element: int, scratc
 
 
 def partitions_of_tile(rows: int) -> int:
-    """Return the number of partitions of a tile: all, but at most half as many as rows, so that two cores have work."""
+    """Return the number of partitions of a tile: 128, but at most half of ``rows``, so that two cores have work."""
     return min(PARTITIONS, div_ceil(rows, 2))
 
 
