@@ -218,6 +218,9 @@ def test_the_choice_of_a_layout() -> None:
     assert layout(300, 50257) == (1, 1)
     assert layout(300, 50257, direction="backward") == (2, 1)
     assert layout(300, 128256) == (4, 1)
+    assert layout(150, 32000, "float32") == layout(150, 32000, "float32", "backward") == (4, 1)
+    assert layout(300, 16384, "float32", "backward") == (2, 1)
+    assert layout(258, 16384, "float32", "backward") == (1, 1)  # one position is left over for another batch
     assert layout(1, 500) == (1, 2)
     assert layout(8192, 256) == (1, 32)
     assert layout(10**6, 256) == (1, 256)
