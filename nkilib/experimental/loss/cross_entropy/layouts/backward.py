@@ -13,7 +13,6 @@ the products with A, which the exponential includes if all losses have the same 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from nkilib.core.hardware import PARTITIONS
@@ -38,7 +37,7 @@ from nkilib.experimental.loss.cross_entropy.launch import (
     UniformUpstream,
     Upstream,
 )
-from nkilib.experimental.loss.cross_entropy.layouts.batches import BUFFERS, backward_terms
+from nkilib.experimental.loss.cross_entropy.layouts.batches import BUFFERS, LoadedPieces, backward_terms
 from nkilib.experimental.loss.cross_entropy.layouts.targets import ColumnsOnChip, check_targets, columns_of_parts
 from nkilib.experimental.loss.cross_entropy.targets import LocatedTargets, TargetFinder, TargetMasks
 from nkilib.nki import nisa, nl
@@ -126,12 +125,10 @@ class _Backward:
         on_chip: the gathers of packed positions; None for split ones.
         class_sbuf: the numbers of columns, float16 [128, columns].
         log_scale_sbuf: the logarithm of the upstream gradient of all losses, or of 1, float32 [128, 1].
-        buffers: tiles for pieces of logits, which become their gradients.
+        pieces: the pieces of the batches, whose logits become their gradients.
         exponentials, targets: tiles for exponentials, and for 1 at the targets and 0 elsewhere, in float16.
         slopes: tiles for the terms of the entropy's gradient.
         products: the number of products with A so far.
-        visits: the batches and their pieces in the order of processing.
-        loaded_sbuf: the tiles of the pieces that have been loaded, by the number of the visit.
     """
 
     launch: Launch
@@ -142,21 +139,18 @@ class _Backward:
     on_chip: ColumnsOnChip | None
     class_sbuf: nl.NkiTensor
     log_scale_sbuf: nl.NkiTensor
-    buffers: Ring
+    pieces: LoadedPieces
     exponentials: Ring
     targets: Ring
     slopes: Ring
-    visits: list[tuple[RowBatch, RowPiece]]
-    loaded_sbuf: list[nl.NkiTensor] = field(default_factory=list)
     products: int = 0
 
     @classmethod
     def make(cls, launch: Launch, options: Options, upstream: Upstream, batches: list[RowBatch]) -> _Backward:
         plan = batches[0].plan
-        visits = [(batch, piece) for batch in batches for piece in batch.pieces]
-        columns = max(piece.columns for _, piece in visits)
-        terms = backward_terms(upstream)
         buffers = BUFFERS if isinstance(upstream, UniformUpstream) else BUFFERS + _STEPS - 1
+        pieces = LoadedPieces.make(launch, batches, buffers, BUFFERS - 1)
+        columns, terms = pieces.columns, backward_terms(upstream)
         has_entropy = isinstance(upstream, PositionUpstream) and upstream.grad_entropy_hbm is not None
         class_sbuf = nl.ndarray((PARTITIONS, min(columns, _COMPARED)), dtype=nl.float16, buffer=nl.sbuf)
         nisa.iota(dst=class_sbuf, pattern=[[1, class_sbuf.shape[1]]], offset=0, channel_multiplier=0)
@@ -169,11 +163,10 @@ class _Backward:
             None if plan.parts > 1 else ColumnsOnChip.make(launch, plan),
             class_sbuf,
             log_of_constant(upstream.scale if isinstance(upstream, UniformUpstream) else 1.0, PARTITIONS),
-            Ring(ring_of(min(buffers, len(visits)), max(piece.size for _, piece in visits), launch.dtype)),
+            pieces,
             Ring(ring_of(terms, columns, nl.float32)),
             Ring(ring_of(terms, columns, nl.float16)),
             Ring(ring_of(terms if has_entropy else 0, columns, nl.float32)),
-            visits,
         )
 
     def run(self, grad_logits_hbm: nl.NkiTensor) -> None:
@@ -184,7 +177,7 @@ class _Backward:
         following = self._coefficients(self.batches[0])
         for number, batch in enumerate(self.batches):
             coefficients = following
-            for piece, piece_sbuf in self._loaded_pieces(number):
+            for piece, piece_sbuf in self.pieces.of_batch(number):
                 if piece is batch.pieces[0] and number + 1 < len(self.batches):
                     following = self._coefficients(self.batches[number + 1])
                 for row in range(piece.rows):
@@ -196,18 +189,6 @@ class _Backward:
         self._multiply(begun[-1])
         for last in begun:
             self._finish(last, grad_logits_hbm)
-
-    def _loaded_pieces(self, number: int) -> Iterator[tuple[RowPiece, nl.NkiTensor]]:
-        """Yield the pieces of a batch with their tiles, and load later ones into free tiles."""
-        first = sum(len(batch.pieces) for batch in self.batches[:number])
-        for place, piece in enumerate(self.batches[number].pieces):
-            visit = first + place
-            ahead = BUFFERS - 1 if visit == 0 else visit + BUFFERS - 1
-            for batch, later in self.visits[len(self.loaded_sbuf) : ahead]:
-                tile_sbuf = batch.piece_of(self.buffers.next_tile(), later)
-                batch.load(self.launch.logits_hbm, later, tile_sbuf, float("-inf"))
-                self.loaded_sbuf.append(tile_sbuf)
-            yield piece, self.loaded_sbuf[visit]
 
     def _coefficients(self, batch: RowBatch) -> _Coefficients:
         shape, launch, options, upstream = (batch.partitions, batch.rows_each), self.launch, self.options, self.upstream

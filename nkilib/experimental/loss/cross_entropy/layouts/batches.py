@@ -10,16 +10,20 @@
 
 A core takes consecutive positions. :func:`forward_batches` and :func:`backward_batches` divide them
 (:mod:`nkilib.core.rows.row_plan`), if a launch requests such a layout and has it: its options must be among those that
-:func:`_carries` names, and its tiles must fit. Else the launch has one position a partition.
+:func:`_carries` names, and its tiles must fit. Else the launch has one position a partition. :class:`LoadedPieces`
+loads the pieces of the batches.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
 from nkilib.core.hardware import FLOAT32_BYTES, div_ceil
 from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.rows.elements import INDEX_LIMIT
-from nkilib.core.rows.row_plan import RowBatch, RowPlan, batches_of_core
-from nkilib.core.rows.sbuf import dtype_bytes
+from nkilib.core.rows.row_plan import RowBatch, RowPiece, RowPlan, batches_of_core
+from nkilib.core.rows.sbuf import Ring, dtype_bytes, ring_of
 from nkilib.core.rows.statistics import STATISTICS_COLUMNS
 from nkilib.experimental.loss.cross_entropy.launch import Launch, Options, PositionUpstream, Upstream
 from nkilib.nki import nl
@@ -121,3 +125,47 @@ def backward_batches(launch: Launch, options: Options, upstream: Upstream) -> li
         if upstream.grad_entropy_hbm is not None:
             scratch_bytes += backward_terms(upstream) * FLOAT32_BYTES
     return _batches(launch, _plan(launch, scratch_bytes))
+
+
+@dataclass
+class LoadedPieces:
+    """The pieces of all batches of a core, each loaded into a free tile some pieces ahead of its turn.
+
+    Attributes:
+        launch: the launch.
+        batches: the batches of the core.
+        visits: the batches and their pieces in the order of processing.
+        buffers: the tiles for the pieces.
+        first: the number of pieces that are loaded before the first one is processed.
+    """
+
+    launch: Launch
+    batches: list[RowBatch]
+    visits: list[tuple[RowBatch, RowPiece]]
+    buffers: Ring
+    first: int
+    _loaded_sbuf: list[nl.NkiTensor] = field(default_factory=list, init=False)
+
+    @classmethod
+    def make(cls, launch: Launch, batches: list[RowBatch], buffers: int, first: int) -> LoadedPieces:
+        """Allocate ``buffers`` tiles, or fewer if there are fewer pieces."""
+        visits = [(batch, piece) for batch in batches for piece in batch.pieces]
+        tiles = ring_of(min(buffers, len(visits)), max(piece.size for _, piece in visits), launch.dtype)
+        return cls(launch, batches, visits, Ring(tiles), first)
+
+    @property
+    def columns(self) -> int:
+        """The largest number of columns of a piece."""
+        return max(piece.columns for _, piece in self.visits)
+
+    def of_batch(self, number: int) -> Iterator[tuple[RowPiece, nl.NkiTensor]]:
+        """Yield the pieces of a batch with their tiles, and load later ones; call with 0, 1, 2, ..."""
+        first = sum(len(batch.pieces) for batch in self.batches[:number])
+        for place, piece in enumerate(self.batches[number].pieces):
+            visit = first + place
+            ahead = self.first if visit == 0 else visit + BUFFERS - 1
+            for batch, later in self.visits[len(self._loaded_sbuf) : ahead]:
+                tile_sbuf = batch.piece_of(self.buffers.next_tile(), later)
+                batch.load(self.launch.logits_hbm, later, tile_sbuf, float("-inf"))
+                self._loaded_sbuf.append(tile_sbuf)
+            yield piece, self._loaded_sbuf[visit]

@@ -13,7 +13,7 @@ computed from tiles [partitions, positions of a partition], or for split positio
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ from nkilib.core.rows.sbuf import Ring, ring_of
 from nkilib.core.rows.statistics import Columns, Place, Statistics
 from nkilib.core.rows.tiles import load_table
 from nkilib.experimental.loss.cross_entropy.launch import Launch, Options
-from nkilib.experimental.loss.cross_entropy.layouts.batches import BUFFERS, HALVES, TERMS
+from nkilib.experimental.loss.cross_entropy.layouts.batches import BUFFERS, HALVES, TERMS, LoadedPieces
 from nkilib.experimental.loss.cross_entropy.layouts.targets import ColumnsOnChip, check_targets
 from nkilib.experimental.loss.cross_entropy.results import Group, Results, store_early_results, store_results
 from nkilib.experimental.loss.cross_entropy.targets import TargetFinder, TargetMasks, TargetValues
@@ -159,13 +159,11 @@ class _Forward:
         batches: the batches of the core.
         finder: the object that locates the targets.
         on_chip: the gathers of packed positions; None for split ones.
-        buffers: tiles for pieces of logits.
+        pieces: the pieces of the batches.
         junk_sbuf: a tile for exponentials of which only the sums are used.
         terms: a tile for other numbers of which only the sums are used, if there are any.
         exponentials: tiles for exponentials, if an entropy is requested.
         halves: tiles for the larger elements of pairs.
-        visits: the batches and their pieces in the order of processing.
-        loaded_sbuf: the tiles of the pieces that have been loaded, by the number of the visit.
         compared: the number of pieces whose maxima have been computed.
         begun: the position whose exponentials are computed, and the terms of its entropy are not.
     """
@@ -176,28 +174,21 @@ class _Forward:
     batches: list[RowBatch]
     finder: TargetFinder
     on_chip: ColumnsOnChip | None
-    buffers: Ring
+    pieces: LoadedPieces
     junk_sbuf: nl.NkiTensor
     terms: Ring
     exponentials: Ring
     halves: Ring
-    visits: list[tuple[RowBatch, RowPiece]]
-    loaded_sbuf: list[nl.NkiTensor] = field(default_factory=list)
     compared: int = 0
     begun: list[_Begun] = field(default_factory=list)
 
     @classmethod
     def make(cls, launch: Launch, options: Options, batches: list[RowBatch]) -> _Forward:
         plan = batches[0].plan
-        visits = [(batch, piece) for batch in batches for piece in batch.pieces]
-        columns = max(piece.columns for _, piece in visits)
-        sums_more = options.sums_classes or options.wanted.entropy
         # The piece before the present one is not finished where there is an entropy.
-        buffers = Ring(
-            ring_of(
-                min(BUFFERS + options.wanted.entropy, len(visits)), max(piece.size for _, piece in visits), launch.dtype
-            )
-        )
+        pieces = LoadedPieces.make(launch, batches, BUFFERS + options.wanted.entropy, BUFFERS)
+        columns, sums_more = pieces.columns, options.sums_classes or options.wanted.entropy
+        halves = max(piece.rows * div_ceil(piece.columns, 2) for _, piece in pieces.visits)
         return cls(
             launch,
             options,
@@ -205,12 +196,11 @@ class _Forward:
             batches,
             TargetFinder.make(launch.targets_hbm, PARTITIONS, 1, options),
             None if plan.parts > 1 else ColumnsOnChip.make(launch, plan),
-            buffers,
+            pieces,
             nl.ndarray((PARTITIONS, columns), dtype=nl.bfloat16, buffer=nl.sbuf),
             Ring(ring_of(1 if sums_more else 0, columns, nl.bfloat16)),
             Ring(ring_of(TERMS if options.wanted.entropy else 0, columns, nl.float32)),
-            Ring(ring_of(HALVES, max(piece.rows * div_ceil(piece.columns, 2) for _, piece in visits), launch.dtype)),
-            visits,
+            Ring(ring_of(HALVES, halves, launch.dtype)),
         )
 
     def run(self, results: Results) -> None:
@@ -223,7 +213,7 @@ class _Forward:
         following = self._opened(self.batches[0])
         for number in range(len(self.batches)):
             opened = following
-            for place, (piece, piece_sbuf) in enumerate(self._loaded_pieces(number)):
+            for place, (piece, piece_sbuf) in enumerate(self.pieces.of_batch(number)):
                 if place == 0 and number + 1 < len(self.batches):
                     following = self._opened(self.batches[number + 1])
                 self._take(opened, piece, piece_sbuf)
@@ -240,18 +230,6 @@ class _Forward:
         while combining:
             combining.popleft()()
         self._store(done, results)
-
-    def _loaded_pieces(self, number: int) -> Iterator[tuple[RowPiece, nl.NkiTensor]]:
-        """Yield the pieces of a batch with their tiles, and load later ones into free tiles."""
-        first = sum(len(batch.pieces) for batch in self.batches[:number])
-        for place, piece in enumerate(self.batches[number].pieces):
-            visit = first + place
-            ahead = BUFFERS if visit == 0 else visit + BUFFERS - 1
-            for batch, later in self.visits[len(self.loaded_sbuf) : ahead]:
-                tile_sbuf = batch.piece_of(self.buffers.next_tile(), later)
-                batch.load(self.launch.logits_hbm, later, tile_sbuf, float("-inf"))
-                self.loaded_sbuf.append(tile_sbuf)
-            yield piece, self.loaded_sbuf[visit]
 
     def _moments(self, columns: Columns) -> Moments | None:
         return Moments.make(columns, self.options.sums_classes, self.options.wanted.entropy)

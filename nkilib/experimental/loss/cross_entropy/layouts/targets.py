@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.hardware import PARTITIONS
+from nkilib.core.loss_arguments import in_all_partitions
 from nkilib.core.rows.batches import Batch
 from nkilib.core.rows.elements import INDEX_LIMIT, int32_column, integer_op, vector_elements
 from nkilib.core.rows.row_plan import RowBatch, RowPiece, RowPlan
@@ -62,12 +63,8 @@ class ColumnsOnChip:
         """Compute the constants, and load the class weights if the launch has them."""
         row_start_sbuf = nl.ndarray((PARTITIONS, plan.rows_of_piece), dtype=nl.int32, buffer=nl.sbuf)
         nisa.iota(dst=row_start_sbuf, pattern=[[plan.row_size, plan.rows_of_piece]], offset=0, channel_multiplier=0)
-        weights_sbuf = None
-        if launch.class_weight_hbm is not None:
-            weights_sbuf = nl.ndarray((PARTITIONS, plan.row_size), dtype=nl.float32, buffer=nl.sbuf)
-            row_hbm = launch.class_weight_hbm.reshape((1, plan.row_size))
-            nisa.dma_copy(dst=weights_sbuf, src=row_hbm.broadcast(0, PARTITIONS))
-        return cls(row_start_sbuf, weights_sbuf)
+        weight_hbm = launch.class_weight_hbm
+        return cls(row_start_sbuf, None if weight_hbm is None else in_all_partitions(weight_hbm))
 
     def gather(
         self, dst_sbuf: nl.NkiTensor, piece_sbuf: nl.NkiTensor, column_sbuf: nl.NkiTensor, piece: RowPiece
