@@ -242,9 +242,9 @@ def extended_cross_entropy_forward(
         temperature_hbm: [N] or [1], float32, in HBM: the temperature of each position or of all, in place of
             ``temperature``, so that no value compiles anew. Where one is not from 1e-6 to 1e6 (0, negative, infinite,
             NaN), the results of the position that depend on it are NaN.
-        partitions_per_position, positions_per_partition: see the plain kernel. Class probabilities, a cap, argmax, and
-            class weights with label smoothing or a distance sum have one position a partition; these two without class
-            weights have it, too, unless F divides V.
+        partitions_per_position, positions_per_partition: see the plain kernel. Class probabilities, argmax, and class
+            weights with label smoothing or a distance sum have one position a partition; so has a cap, unless positions
+            are split.
 
     Returns:
         Tuple of [N] float32 in HBM: loss; lse; target_logit, that is ``z[t]``, or ``sum_k w[k] y'[k] z[k]`` for

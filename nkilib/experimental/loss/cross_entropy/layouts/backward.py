@@ -7,7 +7,8 @@ Each partition has what is needed of its positions, also if it has only a part o
 (:class:`_Coefficients`), tiles [partitions, positions of a partition]. The gradient A * p, less A - D at the target
 (:mod:`nkilib.experimental.loss.cross_entropy.coefficients`), is made on chip, without a scatter: Scalar computes p,
 Vector compares the columns with that of the target, which is fast in 16 bits, and subtracts. Scalar and GpSimd share
-the products with A, which the exponential includes if all losses have the same upstream gradient.
+the products with A, which the exponential includes if all losses have the same upstream gradient. With a cap, tangents
+take the place of the logits, and the result is multiplied by the derivative of the cap.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from nkilib.experimental.loss.cross_entropy.launch import (
 )
 from nkilib.experimental.loss.cross_entropy.layouts.batches import BUFFERS, LoadedPieces, backward_terms
 from nkilib.experimental.loss.cross_entropy.layouts.targets import ColumnsOnChip, check_targets, columns_of_parts
+from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, squared, through_cap
 from nkilib.experimental.loss.cross_entropy.targets import LocatedTargets, TargetFinder, TargetMasks
 from nkilib.nki import nisa, nl
 
@@ -94,6 +96,7 @@ class _Begun:
         coefficients: the coefficients of its batch.
         batch, piece, row: where the position is.
         piece_sbuf: the tile of the piece.
+        scores_sbuf: the logits of the position, or with a cap their tangents.
         is_target_sbuf: 1 at the target, and 0 elsewhere.
         terms_sbuf: the exponentials, then the product of A and p, less what is subtracted at every class.
         slopes_sbuf: what the gradient of the entropy adds to A; None without one.
@@ -104,6 +107,7 @@ class _Begun:
     piece: RowPiece
     row: int
     piece_sbuf: nl.NkiTensor
+    scores_sbuf: nl.NkiTensor
     is_target_sbuf: nl.NkiTensor
     terms_sbuf: nl.NkiTensor
     slopes_sbuf: nl.NkiTensor | None
@@ -128,6 +132,7 @@ class _Backward:
         pieces: the pieces of the batches, whose logits become their gradients.
         exponentials, targets: tiles for exponentials, and for 1 at the targets and 0 elsewhere, in float16.
         slopes: tiles for the terms of the entropy's gradient.
+        scores: tiles for the tangents of capped logits; none without a cap.
         products: the number of products with A so far.
     """
 
@@ -143,6 +148,7 @@ class _Backward:
     exponentials: Ring
     targets: Ring
     slopes: Ring
+    scores: Ring
     products: int = 0
 
     @classmethod
@@ -167,6 +173,7 @@ class _Backward:
             Ring(ring_of(terms, columns, nl.float32)),
             Ring(ring_of(terms, columns, nl.float16)),
             Ring(ring_of(terms if has_entropy else 0, columns, nl.float32)),
+            Ring(ring_of(terms if options.softcap is not None else 0, columns, nl.float32)),
         )
 
     def run(self, grad_logits_hbm: nl.NkiTensor) -> None:
@@ -268,36 +275,40 @@ class _Backward:
         at = piece.first + row
         is_target_sbuf = self._is_target(coefficients, piece, at, (partitions, columns))
         terms_sbuf = self.exponentials.next_tile()[0:partitions, 0:columns]
-        slopes_sbuf, entropy = None, coefficients.entropy
+        slopes_sbuf, entropy, scores_sbuf = None, coefficients.entropy, piece_sbuf[:, row]
+        if self.options.softcap is not None:
+            scores_sbuf = self.scores.next_tile()[0:partitions, 0:columns]
+            hyperbolic_tangents(scores_sbuf, piece_sbuf[:, row], self.options.softcap)
         if entropy is not None:
             slopes_sbuf = self.slopes.next_tile()[0:partitions, 0:columns]
-            raise_negligible(piece_sbuf[:, row], entropy.neg_center_sbuf[:, at : at + 1], coefficients.scale.least)
+            raise_negligible(scores_sbuf, entropy.neg_center_sbuf[:, at : at + 1], coefficients.scale.least)
         nisa.activation(
             dst=terms_sbuf,
             op=nl.exp,
-            data=piece_sbuf[:, row],
+            data=scores_sbuf,
             bias=coefficients.bias_sbuf[:, at : at + 1],
             scale=coefficients.scale.of(at),
         )
         if entropy is not None and slopes_sbuf is not None:
-            raise_infinite(piece_sbuf[:, row])
+            raise_infinite(scores_sbuf)
             nisa.tensor_scalar(
                 dst=slopes_sbuf,
-                data=piece_sbuf[:, row],
+                data=scores_sbuf,
                 op0=nl.add,
                 operand0=entropy.neg_center_sbuf[:, at : at + 1],
                 op1=nl.multiply,
                 operand1=entropy.slope_sbuf[:, at : at + 1],
             )
-        return _Begun(coefficients, batch, piece, row, piece_sbuf, is_target_sbuf, terms_sbuf, slopes_sbuf)
+        return _Begun(coefficients, batch, piece, row, piece_sbuf, scores_sbuf, is_target_sbuf, terms_sbuf, slopes_sbuf)
 
     def _finish(self, begun: _Begun, grad_logits_hbm: nl.NkiTensor) -> None:
         """Replace the logits of a position by their gradient, which is rounded once when it is written, and store the
         piece if the position is its last one.
         """
         piece, row, at, own = begun.piece, begun.row, begun.position, begun.coefficients.own_sbuf
+        gradient_sbuf = begun.piece_sbuf[:, row] if self.options.softcap is None else begun.terms_sbuf
         nisa.scalar_tensor_tensor(
-            dst=begun.piece_sbuf[:, row],
+            dst=gradient_sbuf,
             data=begun.is_target_sbuf,
             op0=nl.multiply,
             operand0=own if isinstance(own, float) else own[:, at : at + 1],
@@ -305,6 +316,9 @@ class _Backward:
             operand1=begun.terms_sbuf,
             reverse1=True,
         )
+        if self.options.softcap is not None:
+            squared(begun.scores_sbuf)
+            through_cap(begun.piece_sbuf[:, row], gradient_sbuf, begun.scores_sbuf)
         if row + 1 == piece.rows:
             for store in begun.batch.store(grad_logits_hbm, piece, begun.piece_sbuf):
                 store.depends_on(begun.coefficients.check, kind=nisa.dependency.runtime)
@@ -335,7 +349,8 @@ class _Backward:
 
     def _multiply(self, begun: _Begun) -> None:
         """Multiply the exponentials of a position by A where they do not include it, and add what is added at every
-        class. Scalar shares this with GpSimd, or with Vector if there is something to add; all round alike.
+        class. Scalar shares this with GpSimd, or with Vector if there is something to add; all round alike. With a cap,
+        Scalar has more to do than they.
         """
         coefficients, terms_sbuf, at = begun.coefficients, begun.terms_sbuf, begun.position
         if coefficients.all_sbuf is None:
@@ -355,7 +370,7 @@ class _Backward:
                 nisa.tensor_scalar(dst=terms_sbuf, data=terms_sbuf, op0=nl.add, operand0=neg_spread_sbuf)
             return
         self.products += 1
-        if self.products % (2 if neg_spread_sbuf is None else 3) != 0:
+        if self.options.softcap is None and self.products % (2 if neg_spread_sbuf is None else 3) != 0:
             nisa.activation(dst=terms_sbuf, op=nl.copy, data=terms_sbuf, scale=factor_sbuf, bias=neg_spread_sbuf)
             return
         if neg_spread_sbuf is not None:

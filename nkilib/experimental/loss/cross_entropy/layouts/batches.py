@@ -32,12 +32,14 @@ from nkilib.nki import nl
 BUFFERS = 4
 # Tiles of exponentials, and of other terms of a gradient.
 TERMS = 4
-# Tiles of the larger elements of pairs of the forward.
-HALVES = 2
+# Tiles of the larger elements of pairs, and of capped logits, of the forward.
+HALVES, SCORES = 2, 3
 # The pieces of a position's part, and the least and the most columns of a piece, unless there are many.
 _PIECES, _PIECE_MIN, _PIECE_MAX = 4, 512, 1600
 # The most pieces of that size, the columns of longer ones, and the most of all.
 _MANY_PIECES, _LONG_PIECE, _PIECES_MAX = 32, 4096, STATISTICS_COLUMNS
+# The most columns of a piece whose logits are capped.
+_CAPPED_PIECE = 3200
 # The most classes of packed positions, and the elements of a piece of them, if it has more than one.
 _PACKED_MAX, _PACKED_PIECE = 4096, 2048
 # Small tiles: statistics, targets and results of the positions of a partition, some forty numbers of each.
@@ -48,32 +50,34 @@ def _carries(launch: Launch, options: Options) -> bool:
     """Return whether a layout other than one position a partition has the options.
 
     Factors of all classes, such as class weights beside label smoothing, come in chunks of one position a partition.
-    Where the parts of a position differ in length, the elements that fill up the shorter ones would enter sums over all
-    classes.
+    Capped logits would gain nothing by being packed.
     """
-    wanted, parts = options.wanted, launch.layout.partitions_per_position
-    if options.has_probabilities or options.softcap is not None or options.needs_class_weights:
+    wanted = options.wanted
+    if options.has_probabilities or options.needs_class_weights:
         return False
     if wanted.argmax or wanted.log_sum_squares or wanted.mean_logit:
         return False
-    return not options.sums_classes or launch.vocab_size % parts == 0
+    return options.softcap is None or launch.layout.partitions_per_position > 1
 
 
-def _plan(launch: Launch, scratch_bytes: int) -> RowPlan | None:
+def _plan(launch: Launch, scratch_bytes: int, is_capped: bool) -> RowPlan | None:
     """Return the plan of the requested layout; None if it is that of one position a partition, or does not fit.
 
     Args:
         launch: the launch.
         scratch_bytes: the bytes of a partition for each column of a piece of one position, beside the buffers of
             pieces.
+        is_capped: whether there is a cap of the logits, for which Scalar loads two tables for each piece.
     """
     parts, most = launch.layout
     size, of_element = launch.vocab_size, BUFFERS * dtype_bytes(launch.dtype)
     if parts > 1 and size >= parts and launch.num_positions * size <= INDEX_LIMIT:
         width = size // parts
         columns = size - (parts - 1) * width
-        most_columns = min(max(_PIECE_MAX, div_ceil(columns, _MANY_PIECES)), _LONG_PIECE)
-        pieces = max(div_ceil(columns, most_columns), min(_PIECES, columns // _PIECE_MIN), 1)
+        most_columns, fewest = min(max(_PIECE_MAX, div_ceil(columns, _MANY_PIECES)), _LONG_PIECE), _PIECES
+        if is_capped:
+            most_columns, fewest = _CAPPED_PIECE, 1
+        pieces = max(div_ceil(columns, most_columns), min(fewest, columns // _PIECE_MIN), 1)
         if pieces > _PIECES_MAX:
             return None
         plan = RowPlan(size, parts, width, div_ceil(columns, pieces), 1, 1, BUFFERS)
@@ -103,7 +107,9 @@ def forward_batches(launch: Launch, options: Options) -> list[RowBatch] | None:
         scratch_bytes += FLOAT32_BYTES
     if options.wanted.entropy:  # exponentials, and another buffer
         scratch_bytes += TERMS * FLOAT32_BYTES + dtype_bytes(launch.dtype)
-    return _batches(launch, _plan(launch, scratch_bytes))
+    if options.softcap is not None:
+        scratch_bytes += SCORES * FLOAT32_BYTES
+    return _batches(launch, _plan(launch, scratch_bytes, options.softcap is not None))
 
 
 def backward_terms(upstream: Upstream) -> int:
@@ -124,7 +130,9 @@ def backward_batches(launch: Launch, options: Options, upstream: Upstream) -> li
         scratch_bytes += dtype_bytes(launch.dtype)
         if upstream.grad_entropy_hbm is not None:
             scratch_bytes += backward_terms(upstream) * FLOAT32_BYTES
-    return _batches(launch, _plan(launch, scratch_bytes))
+    if options.softcap is not None:
+        scratch_bytes += backward_terms(upstream) * FLOAT32_BYTES
+    return _batches(launch, _plan(launch, scratch_bytes, options.softcap is not None))
 
 
 @dataclass

@@ -5,7 +5,8 @@
 (:func:`forward_of_batches`).
 
 A piece is some positions of each partition, or some columns of a part of a position. Each has its own maximum and its
-own sum of exponentials (:mod:`nkilib.core.rows.statistics`). Those of a split position are combined across its
+own sum of exponentials (:mod:`nkilib.core.rows.statistics`); with a cap they are those of its tangents. Those of a
+split position are combined across its
 partitions at the end (:class:`_Parts`), from the distances of their maxima from that of the position. The results are
 computed from tiles [partitions, positions of a partition], or for split positions on a line, [1, positions].
 """
@@ -23,11 +24,12 @@ from nkilib.core.rows.moments import EntropyMoment, FirstMoment, Moments, lowest
 from nkilib.core.rows.row_plan import RowBatch, RowPiece, RowPlan, halved, off_line, on_line
 from nkilib.core.rows.sbuf import Ring, ring_of
 from nkilib.core.rows.statistics import Columns, Place, Statistics
-from nkilib.core.rows.tiles import load_table
+from nkilib.core.rows.tiles import float32_like, load_table, scaled, selected
 from nkilib.experimental.loss.cross_entropy.launch import Launch, Options
-from nkilib.experimental.loss.cross_entropy.layouts.batches import BUFFERS, HALVES, TERMS, LoadedPieces
-from nkilib.experimental.loss.cross_entropy.layouts.targets import ColumnsOnChip, check_targets
+from nkilib.experimental.loss.cross_entropy.layouts.batches import BUFFERS, HALVES, SCORES, TERMS, LoadedPieces
+from nkilib.experimental.loss.cross_entropy.layouts.targets import ColumnsOnChip, check_targets, last_parts
 from nkilib.experimental.loss.cross_entropy.results import Group, Results, store_early_results, store_results
+from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, masked_tangents
 from nkilib.experimental.loss.cross_entropy.targets import TargetFinder, TargetMasks, TargetValues
 from nkilib.nki import nisa, nl
 
@@ -149,6 +151,15 @@ class _Begun:
     place: Place
 
 
+@dataclass(frozen=True)
+class _Waiting:
+    """A piece of scores, the logits or with a cap their tangents, whose exponentials are not computed yet."""
+
+    opened: _Open
+    piece: RowPiece
+    scores_sbuf: nl.NkiTensor
+
+
 @dataclass
 class _Forward:
     """The loop of a core over the pieces of its batches.
@@ -166,6 +177,10 @@ class _Forward:
         halves: tiles for the larger elements of pairs.
         compared: the number of pieces whose maxima have been computed.
         begun: the position whose exponentials are computed, and the terms of its entropy are not.
+        scores: tiles for capped logits; none without a cap.
+        is_last_sbuf: 1 for the last part of a position, [128, 1]; None if the parts of a position are equally long, or
+            nothing is summed over the classes.
+        waiting: the piece of capped logits whose maxima are computed, and whose exponentials are not.
     """
 
     launch: Launch
@@ -179,8 +194,11 @@ class _Forward:
     terms: Ring
     exponentials: Ring
     halves: Ring
+    scores: Ring
+    is_last_sbuf: nl.NkiTensor | None
     compared: int = 0
     begun: list[_Begun] = field(default_factory=list)
+    waiting: list[_Waiting] = field(default_factory=list)
 
     @classmethod
     def make(cls, launch: Launch, options: Options, batches: list[RowBatch]) -> _Forward:
@@ -201,6 +219,8 @@ class _Forward:
             Ring(ring_of(1 if sums_more else 0, columns, nl.bfloat16)),
             Ring(ring_of(TERMS if options.wanted.entropy else 0, columns, nl.float32)),
             Ring(ring_of(HALVES, halves, launch.dtype)),
+            Ring(ring_of(SCORES if options.softcap is not None else 0, columns, nl.float32)),
+            last_parts(plan.parts) if options.sums_classes and plan.tail else None,
         )
 
     def run(self, results: Results) -> None:
@@ -226,6 +246,7 @@ class _Forward:
                 done = []
             combining += self._combining(opened, number + 1 == len(self.batches))
             done.append(opened)
+        self._take_waiting()
         self._finish_entropy()
         while combining:
             combining.popleft()()
@@ -236,7 +257,8 @@ class _Forward:
 
     def _statistics(self, rows: RowBatch, columns: Columns) -> Statistics:
         temperatures = self.launch.temperatures(rows, (columns.rows, columns.batches))
-        return Statistics.make(columns, self.launch.dtype, self.options.scale_of(temperatures))
+        dtype = self.launch.dtype if self.options.softcap is None else nl.float32
+        return Statistics.make(columns, dtype, self.options.scale_of(temperatures))
 
     def _opened(self, batch: RowBatch) -> _Open:
         """Allocate the statistics of a batch, and find its targets."""
@@ -269,19 +291,47 @@ class _Forward:
         return _Open(batch, statistics, moments, parts, group)
 
     def _take(self, opened: _Open, piece: RowPiece, piece_sbuf: nl.NkiTensor) -> None:
-        """Compute the maxima and the sums of a piece, and gather the logits at its targets."""
+        """Compute the maxima and the sums of a piece, and gather the logits at its targets.
+
+        The exponentials of capped logits wait until Scalar has the tangents of the next piece, whose maxima Vector
+        takes meanwhile.
+        """
         statistics, targets, moments = opened.statistics, opened.group.targets, opened.moments
-        statistics.take_maxima(self._compared(piece_sbuf), piece.first, piece.end, piece.column)
+        scores_sbuf = self._scores(piece_sbuf)
+        statistics.take_maxima(self._compared(scores_sbuf), piece.first, piece.end, piece.column)
         if self.on_chip is not None and targets is not None and opened.column_sbuf is not None:
             self.on_chip.gather(targets.logits_sbuf, piece_sbuf, opened.column_sbuf, piece)
         if moments is not None and moments.first is not None:
-            self._take_first(moments.first, statistics, piece, piece_sbuf)
-        if moments is not None and moments.entropy is not None:
-            self._take_entropies(moments.entropy, statistics, piece, piece_sbuf)
-            return
-        junk_sbuf = self.junk_sbuf[0 : piece_sbuf.shape[0], 0 : piece.columns]
-        for row in range(piece.rows):
-            statistics.take_sum(junk_sbuf, piece_sbuf[:, row], Place(piece.first + row, piece.column))
+            self._take_first(moments.first, statistics, piece, scores_sbuf)
+        self._take_waiting()
+        self.waiting.append(_Waiting(opened, piece, scores_sbuf))
+        if self.options.softcap is None:
+            self._take_waiting()
+
+    def _take_waiting(self) -> None:
+        """Compute the sums of exponentials of the piece that waits for that, if there is one."""
+        for waiting in self.waiting:
+            piece, scores_sbuf = waiting.piece, waiting.scores_sbuf
+            statistics, moments = waiting.opened.statistics, waiting.opened.moments
+            if moments is not None and moments.entropy is not None:
+                self._take_entropies(moments.entropy, statistics, piece, scores_sbuf)
+                continue
+            junk_sbuf = self.junk_sbuf[0 : scores_sbuf.shape[0], 0 : piece.columns]
+            for row in range(piece.rows):
+                statistics.take_sum(junk_sbuf, scores_sbuf[:, row], Place(piece.first + row, piece.column))
+        self.waiting.clear()
+        if self.options.softcap is not None:  # combined after the next piece
+            self._finish_entropy()
+
+    def _scores(self, piece_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """Return the scores, which times ``Options.scale`` are z: the logits, or with a cap their tangents."""
+        softcap = self.options.softcap
+        if softcap is None:
+            return piece_sbuf
+        scores_sbuf = self.scores.next_shaped(piece_sbuf.shape)
+        hyperbolic_tangents(scores_sbuf, piece_sbuf, softcap)
+        masked_tangents(scores_sbuf, scores_sbuf, piece_sbuf)
+        return scores_sbuf
 
     def _compared(self, piece_sbuf: nl.NkiTensor) -> nl.NkiTensor:
         """Return elements among which are the largest of a piece. Of some pieces of 16-bit types, or of all but the
@@ -299,12 +349,33 @@ class _Forward:
         self, first: FirstMoment, statistics: Statistics, piece: RowPiece, piece_sbuf: nl.NkiTensor
     ) -> None:
         """Compute the sums of distances from the maxima of a piece."""
+        columns = min(piece.columns, self.plan.width - piece.start)
         counts_sbuf = first.factors_sbuf[:, piece.first : piece.end, piece.column]
-        nisa.memset(dst=counts_sbuf, value=float(piece.columns), engine=nisa.engine.gpsimd)
-        terms_sbuf = self.terms.next_tile()[0 : piece_sbuf.shape[0], 0 : piece.columns]
+        nisa.memset(dst=counts_sbuf, value=float(columns), engine=nisa.engine.gpsimd)
+        terms_sbuf = self.terms.next_tile()[0 : piece_sbuf.shape[0], 0:columns]
         for row in range(piece.rows):
             place = Place(piece.first + row, piece.column)
-            first.take_products(piece_sbuf[:, row], None, terms_sbuf, place.of(statistics.neg_max_sbuf), place)
+            elements_sbuf = piece_sbuf[:, row]
+            neg_max_sbuf = place.of(statistics.neg_max_sbuf)
+            first.take_products(elements_sbuf[:, 0:columns], None, terms_sbuf, neg_max_sbuf, place)
+            if columns < piece.columns:
+                self._take_tail(first, elements_sbuf[:, columns : piece.columns], neg_max_sbuf, place)
+
+    def _take_tail(
+        self, first: FirstMoment, elements_sbuf: nl.NkiTensor, neg_max_sbuf: nl.NkiTensor, place: Place
+    ) -> None:
+        """Add the distances of columns that only the last part of a position has, and their number."""
+        if self.is_last_sbuf is None:
+            return
+        partitions, columns = elements_sbuf.shape
+        is_last_sbuf, distances_sbuf = self.is_last_sbuf[0:partitions], float32_like(elements_sbuf)
+        nisa.tensor_scalar(dst=distances_sbuf, data=elements_sbuf, op0=nl.add, operand0=neg_max_sbuf)
+        own_sbuf = selected(distances_sbuf, is_last_sbuf.broadcast(1, columns))
+        sum_sbuf, count_sbuf = float32_like(neg_max_sbuf), scaled(is_last_sbuf, float(columns))
+        nisa.tensor_reduce(dst=sum_sbuf, op=nl.add, data=own_sbuf, axis=1)
+        for total_sbuf, added_sbuf in ((first.first_sbuf, sum_sbuf), (first.factors_sbuf, count_sbuf)):
+            at_sbuf = place.of(total_sbuf)
+            nisa.tensor_tensor(dst=at_sbuf, data1=at_sbuf, data2=added_sbuf, op=nl.add)
 
     def _take_entropies(
         self, entropy: EntropyMoment, statistics: Statistics, piece: RowPiece, piece_sbuf: nl.NkiTensor
@@ -370,7 +441,7 @@ class _Forward:
     def _store(self, done: list[_Open], results: Results) -> None:
         """Compute and store the results of batches whose statistics are complete."""
         remaining = results
-        for opened in done:
+        for opened in done if self.options.softcap is None else []:
             remaining = store_early_results(opened.group, results)
         for opened in done:
             opened.group.statistics.take_logs()

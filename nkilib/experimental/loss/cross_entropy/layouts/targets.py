@@ -4,8 +4,8 @@
 """The targets of positions in the layouts of :mod:`.batches`, whose elements are found on chip.
 
 :class:`ColumnsOnChip` gathers the elements of packed positions at their targets, and :func:`columns_of_parts` says in
-which column of a part of a position its target is. Neither is an access of a DMA engine, so :func:`check_targets` makes
-one that is out of range if a target is.
+which column of a part of a position its target is; :func:`last_parts` finds the parts that may be longer. None of these
+is an access of a DMA engine, so :func:`check_targets` makes one that is out of range if a target is.
 """
 
 from __future__ import annotations
@@ -89,6 +89,20 @@ class ColumnsOnChip:
         return gathered_sbuf
 
 
+def _parts_of(partitions: int, parts: int) -> nl.NkiTensor:
+    """Return the number of the part that each partition has of its position, int32 [partitions, 1]."""
+    part_sbuf = int32_column(partitions, 0, 1)
+    nisa.tensor_scalar(dst=part_sbuf, data=part_sbuf, op0=nl.bitwise_and, operand0=parts - 1)
+    return part_sbuf
+
+
+def last_parts(parts: int) -> nl.NkiTensor:
+    """Return 1 for each partition that has the last of ``parts`` parts of a position, else 0: uint32 [128, 1]."""
+    is_last_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.uint32, buffer=nl.sbuf)
+    integer_op(is_last_sbuf, _parts_of(PARTITIONS, parts), int32_column(PARTITIONS, parts - 1, 0), nl.equal)
+    return is_last_sbuf
+
+
 def columns_of_parts(batch: RowBatch, column_sbuf: nl.NkiTensor) -> nl.NkiTensor:
     """Return the columns of targets within the part of the position that a partition has, float32.
 
@@ -102,8 +116,7 @@ def columns_of_parts(batch: RowBatch, column_sbuf: nl.NkiTensor) -> nl.NkiTensor
     if parts == 1:
         return cast(column_sbuf, nl.float32)
     partitions = column_sbuf.shape[0]
-    start_sbuf = int32_column(partitions, 0, 1)
-    nisa.tensor_scalar(dst=start_sbuf, data=start_sbuf, op0=nl.bitwise_and, operand0=parts - 1)
+    start_sbuf = _parts_of(partitions, parts)
     integer_op(start_sbuf, start_sbuf, int32_column(partitions, width, 0), nl.multiply)
     own_sbuf = nl.ndarray(column_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
     integer_op(own_sbuf, column_sbuf, start_sbuf, nl.subtract)
