@@ -4,8 +4,8 @@
 """The arguments that the kernels of losses share: checks of types and reductions, and upstream gradients on chip.
 
 NKI code may call everything here. Checks: :func:`require_float_tensor`, :func:`require_reduction` and
-:func:`require_upstream`. The upstream gradients of a launch are an :class:`Upstream`; :func:`in_all_partitions` loads a
-single number.
+:func:`require_upstream`. The upstream gradients of a launch are an :class:`Upstream`; :func:`in_all_partitions` loads
+numbers that all partitions need.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ def require_upstream(function: str, grad_hbm: nl.NkiTensor, shape: tuple[int, ..
     )
 
 
-def in_all_partitions(number_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Load one float32 number from HBM into all partitions, and return the tile [128, 1]."""
-    partitions = nl.tile_size.pmax
-    number_sbuf = nl.ndarray((partitions, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=number_sbuf, src=number_hbm.reshape((1, 1)).broadcast(0, partitions))
-    return number_sbuf
+def in_all_partitions(vector_hbm: nl.NkiTensor) -> nl.NkiTensor:
+    """Load float32 numbers, one or a vector, from HBM into every partition: a tile [128, numbers]."""
+    partitions, numbers = nl.tile_size.pmax, prod(vector_hbm.shape)
+    numbers_sbuf = nl.ndarray((partitions, numbers), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=numbers_sbuf, src=vector_hbm.reshape((1, numbers)).broadcast(0, partitions))
+    return numbers_sbuf
 
 
 @dataclass(frozen=True)

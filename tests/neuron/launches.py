@@ -132,6 +132,8 @@ EXTENDED: Final[dict[str, dict[str, Any]]] = {
     "ignored": {"ignore_index": int(_targets()[2])},
     "smoothing": {"label_smoothing": 0.1},
     "softcap": {"logit_softcap": 2.0},
+    "smoothing of split positions": {**_LAYOUTS["split positions"], "label_smoothing": 0.1},
+    "softcap of split positions": {**_LAYOUTS["split positions"], "logit_softcap": 2.0},
     "z-loss": {"lse_square_scale": 0.01},
     "temperature": {"temperature": 0.7},
     "temperatures": {"temperature_hbm": _temperatures()},

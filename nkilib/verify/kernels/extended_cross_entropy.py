@@ -347,8 +347,10 @@ def cases() -> Iterator[Case]:
         more = {**laid_out, **layout}
         yield _forward_case(name, 2, partial(_forward, "float32", **more, with_log_sum=True, with_entropy=True))
         yield _backward_case(name, partial(_of_forward, "float32", more))
-        smoothed = {**_SMOOTHED, **layout}
-        yield _backward_case(f"{name}, smoothing", partial(_of_forward, "bfloat16", smoothed))
+        for option, value in (("smoothing", _SMOOTHED), ("soft cap", _CAPPED)):
+            rows = partial(_special_forward, "float32", **value, **layout)
+            yield _forward_case(f"special rows, {name}, {option}", 2, rows, inputs.SPECIAL_SIZES)
+            yield _backward_case(f"{name}, {option}", partial(_of_forward, "bfloat16", {**value, **layout}))
     capped = "special rows, soft cap, float32"
     yield _forward_case(capped, 2, partial(_special_forward, "float32", **_CAPPED), inputs.SPECIAL_SIZES)
     yield _backward_case(capped, partial(_special_backward, "float32", **_CAPPED), sizes=inputs.SPECIAL_SIZES)

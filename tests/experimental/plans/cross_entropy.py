@@ -60,6 +60,7 @@ OPTIONS: dict[str, LossOptions] = {
 _LAYOUT_OPTIONS = {
     "ignored": LossOptions(ignore_index=3),
     "smoothing": LossOptions(ignore_index=3, label_smoothing=0.1),
+    "cap": LossOptions(ignore_index=3, logit_softcap=20.0),
 }
 _ALL_OPTIONS = {**OPTIONS, **_LAYOUT_OPTIONS}
 _KERNELS = {
@@ -259,11 +260,13 @@ def layout_branches(size: Size) -> Branches:
     if size["cores"] == 1 or launch.num_positions == 1:
         return {**taken, "cores": "one" if size["cores"] == 1 else "two, one without rows"}
     taken["pieces"] = count_class(len(batches[0].pieces))
+    if plan.parts > 1 and size["options"] in ("plain", "smoothing"):
+        taken["tail"] = plan.tail > 0
     if size["options"] != "plain":
         return taken
     taken["batches"] = count_class(len(batches))
     if plan.parts > 1:
-        return {**taken, "tail": plan.tail > 0}
+        return taken
     unlike = batches[0].rows_each != batches[-1].rows_each
     return {**taken, "positions_of_piece": count_class(batches[0].pieces[0].rows), "unlike_batches": unlike}
 
@@ -274,7 +277,7 @@ _LAYOUT_VOCABULARIES = (1, 33, 256, 513, 1000, 1500, 2048, 4096, 32000, 50257, 1
 
 def layout_sizes(wide: bool) -> Iterator[Size]:
     """Return sizes of few positions and of few classes."""
-    names = ("plain", "ignored", "entropy", "smoothing", "recipe")
+    names = ("plain", "ignored", "entropy", "smoothing", "cap", "recipe")
     dtypes = tuple(TYPES) if wide else ("bfloat16",)
     positions = _LAYOUT_POSITIONS if wide else (1, 31, 300, 4096)
     for size in _sizes(positions, _LAYOUT_VOCABULARIES, dtypes, names):

@@ -244,9 +244,8 @@ def extended_cross_entropy_forward(
             ``temperature``; new values need no new compilation. A temperature outside 1e-6 to 1e6 (0, negative,
             infinite, NaN) makes the results of its position NaN.
         partitions_per_position, positions_per_partition: see the plain kernel. A partition holds one position, whatever
-            is requested, with class probabilities, a cap, argmax, or class weights together with label smoothing or
-            distance sum. The same holds for label smoothing or distance sum without class weights if F does not divide
-            V.
+            is requested, with class probabilities, argmax, or class weights together with label smoothing or distance
+            sum; with a cap, unless a position lies on several partitions.
 
     Returns:
         Tuple of [N] float32 in HBM: loss; lse; target_logit: ``z[t]``, or ``sum_k w[k] y'[k] z[k]`` for probabilities,

@@ -12,6 +12,7 @@ such), t is the target, and e the label smoothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
@@ -386,31 +387,42 @@ def results_of_all_classes(group: Group, results: Results) -> list[_PossibleResu
     return entries
 
 
-def computed_results(group: Group | ShiftedGroup, results: Results, options: Options) -> list[GroupResult]:
-    """Compute all requested results of a group of batches whose logarithms of sums have been computed."""
+def computed_results(group: Group | ShiftedGroup, results: Results, options: Options) -> Iterator[GroupResult]:
+    """Compute the results of a group of batches whose logarithms of sums have been computed, one after the other, so
+    that a caller can store one while the next ones are computed.
+    """
+    for vector_hbm, tile_sbuf in _possible_results(group, results, options):
+        if vector_hbm is not None:
+            yield GroupResult(vector_hbm, tile_sbuf)
+
+
+def _possible_results(group: Group | ShiftedGroup, results: Results, options: Options) -> Iterator[_PossibleResult]:
+    """Compute the results and those that are not returned. The log-sum-exp comes first: its store takes the time in
+    which the loss is finished.
+    """
     statistics = group.statistics
-    lse_sbuf = difference(statistics.log_sum_sbuf, statistics.scaled(statistics.row_neg_max_sbuf))
-    masks = None if group.targets is None else group.targets.masks
     target_results = _target_results(group, options)
-    entries: list[_PossibleResult] = [
-        (results.loss_hbm, _finished_loss(target_results.loss_sbuf, lse_sbuf, masks, results.loss_hbm.dtype, options)),
-        (results.lse_hbm, lse_sbuf),
-    ]
+    lse_sbuf = difference(statistics.log_sum_sbuf, statistics.scaled(statistics.row_neg_max_sbuf))
+    yield results.lse_hbm, lse_sbuf
+    masks = None if group.targets is None else group.targets.masks
+    yield (
+        results.loss_hbm,
+        _finished_loss(target_results.loss_sbuf, lse_sbuf, masks, results.loss_hbm.dtype, options),
+    )
     if results.target_logit_hbm is not None:
-        entries.append((results.target_logit_hbm, _where_local(statistics.scaled(target_results.logit_sbuf), masks)))
+        yield results.target_logit_hbm, _where_local(statistics.scaled(target_results.logit_sbuf), masks)
     if results.position_weight_hbm is not None:
         weight_sbuf = target_results.weight_sbuf
         weight_sbuf = constant(lse_sbuf, 1.0) if weight_sbuf is None else weight_sbuf
-        entries.append((results.position_weight_hbm, _where_local(weight_sbuf, masks)))
+        yield results.position_weight_hbm, _where_local(weight_sbuf, masks)
     if isinstance(group, Group):
-        entries += results_of_all_classes(group, results)
+        yield from results_of_all_classes(group, results)
     elif group.entropy is not None:
-        entries.append((results.entropy_hbm, group.entropy.entropies(group.statistics)))
+        yield results.entropy_hbm, group.entropy.entropies(group.statistics)
     if results.maximum_hbm is not None:
-        entries.append((results.maximum_hbm, statistics.scale.times(statistics.row_neg_max_sbuf, -1.0)))
+        yield results.maximum_hbm, statistics.scale.times(statistics.row_neg_max_sbuf, -1.0)
     if results.log_sum_hbm is not None:
-        entries.append((results.log_sum_hbm, statistics.log_sum_sbuf))
-    return [GroupResult(vector_hbm, tile_sbuf) for vector_hbm, tile_sbuf in entries if vector_hbm is not None]
+        yield results.log_sum_hbm, statistics.log_sum_sbuf
 
 
 def store_early_results(group: Group, results: Results) -> Results:

@@ -94,13 +94,14 @@ _LONG_ALONE = 200.0
 _OF_FEW_BUFFERS = {1: 1.1, 2: 1.1, 3: 1.01}
 
 
-# Several partitions a position: for more classes than so many, of which each partition has from so many to so many; and
-# if the columns that a partition processes become that share of those of one position a partition, or the other share
-# in a forward in 16 bits, where GpSimd helps with those of one a partition. A further batch costs as much as so many
-# bytes.
+# Several partitions a position: for more classes than so many, of which each partition has from so many to so many. A
+# further batch costs as much as so many bytes.
 _ALL_PARTS = (2, 4, 8, 16, 32, 64, 128)
 _SPLIT_CLASSES_MIN, _PART_MIN, _PART_MAX, _BYTES_OF_BATCH = 512, 128, 500_000, 14_000
-_SPLIT_SHARE, _SPLIT_SHARE_BESIDE_FOLDS = 0.9, 0.8
+# If the columns that a partition processes become so small a share of those of one position a partition, by direction
+# and by whether elements have 16 bits; and the least share of a batch that a last one of few positions costs.
+_SPLIT_SHARES = {("forward", True): 0.8, ("forward", False): 0.97, ("backward", True): 0.97, ("backward", False): 1.0}
+_LAST_BATCH = {"forward": 1.0, "backward": 0.6}
 # Several positions a partition: for up to so many classes, whatever the number of positions is; and for up to so many
 # if the positions of a core are many. For each of them, a forward of several batches may have positions of so many
 # bytes, and a backward so many classes, and more of them in float32 if it is the plain one; or half of that, if some
@@ -280,14 +281,15 @@ def _layout(num_positions: int, vocab_size: int, itemsize: int, direction: str, 
 
     def columns(parts: int) -> float:
         batches = div_ceil(positions, PARTITIONS // parts)
-        return batches * vocab_size / parts + (batches - 1) * _BYTES_OF_BATCH / itemsize * (parts > 1)
+        return batches * vocab_size / parts + (batches - 1) * _BYTES_OF_BATCH / itemsize
 
+    earlier, last = divmod(positions - 1, PARTITIONS)
+    of_last = max(_LAST_BATCH[direction], min(1.0, (last + 1) / _PARTITIONS_OF_DMA_ENGINE))
     most = PARTITIONS // positions if extended and itemsize < FLOAT32_BYTES else PARTITIONS
     all_parts = [parts for parts in _ALL_PARTS if parts <= most and _PART_MIN <= vocab_size // parts <= _PART_MAX]
     if vocab_size > _SPLIT_CLASSES_MIN and all_parts and num_positions * vocab_size <= INDEX_LIMIT:
         parts = min(all_parts, key=columns)
-        has_folds = direction == "forward" and itemsize < FLOAT32_BYTES
-        if columns(parts) <= (_SPLIT_SHARE_BESIDE_FOLDS if has_folds else _SPLIT_SHARE) * columns(1):
+        if columns(parts) <= _SPLIT_SHARES[direction, itemsize < FLOAT32_BYTES] * (earlier + of_last) * vocab_size:
             return parts, 1
     packed = min(POSITIONS_PER_PARTITION_MAX, max(2, div_ceil(positions, PARTITIONS)))
     of_position = _PACKED_BYTES // itemsize if positions > PARTITIONS else 0

@@ -16,6 +16,7 @@ log-probabilities [N, K] instead of a loss (:class:`ScoreResults`, :func:`score_
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from nkilib.core.hardware import PARTITIONS, div_ceil
@@ -342,7 +343,7 @@ class _BlockForward:
                 store = store_positions if len(vector_hbm.shape) == 1 else store_ids
                 store(vector_hbm, result.tile_sbuf[:, self.part.start : self.part.stop])
 
-    def _result_tiles(self, results: Results | ScoreResults) -> list[GroupResult]:
+    def _result_tiles(self, results: Results | ScoreResults) -> Iterable[GroupResult]:
         group, options = self.statistics.group, self.forward.options
         if isinstance(results, ScoreResults):
             return score_results(group, results, options)

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 from nkilib.core.cores import PartialSums
 from nkilib.core.hardware import PARTITIONS, div_ceil
+from nkilib.core.loss_arguments import in_all_partitions
 from nkilib.core.plan_limits import limited_parts
 from nkilib.core.rows.sbuf import dtype_bytes, ring_of
 from nkilib.core.rows.tiles import cast, scaled, sum_in_place
@@ -208,16 +209,6 @@ def is_streamed(shape: Shape, dtype: nl.DType) -> bool:
     of_class = 2.0 * _INSTRUCTION_US + _POSITION_US * dtype_bytes(dtype) * tiling.positions
     streaming = div_ceil(tiling.number_of_tiles, 2) * shape.classes * of_class
     return streaming < _GATHER_START_US + _GATHER_US * div_ceil(number_of_batches(shape), 2)
-
-
-def loaded_weights(class_weight_hbm: nl.NkiTensor | None) -> nl.NkiTensor | None:
-    """Load the class weights into every partition, float32 [128, C]; None for weights of 1."""
-    if class_weight_hbm is None:
-        return None
-    classes, partitions = class_weight_hbm.shape[0], nl.tile_size.pmax
-    weights_sbuf = nl.ndarray((partitions, classes), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=weights_sbuf, src=class_weight_hbm.reshape((1, classes)).broadcast(0, partitions))
-    return weights_sbuf
 
 
 @dataclass(frozen=True)
@@ -439,7 +430,8 @@ def streamed_forward_of_core(
     tiles, parts = tiling.tiles_of_core(), tiling.tiles()[-1].part + 1
     sums = Sums(PartialSums.make(parts), None if results.is_each else PartialSums.make(parts))
     masks = ClassMasks.make(targets_hbm, ignore_index, tiling.positions)
-    stage = _Forward(masks, loaded_weights(class_weight_hbm), results, sums)
+    weights_sbuf = None if class_weight_hbm is None else in_all_partitions(class_weight_hbm)
+    stage = _Forward(masks, weights_sbuf, results, sums)
     ring = ring_of(_BUFFERS, tiling.classes * tiling.positions, input_hbm.dtype)
     visits = [(tile, first, last) for tile in tiles for first, last in tiling.groups]
     on_chip: list[nl.NkiTensor] = []
@@ -470,12 +462,13 @@ class _LoadedUpstream:
     grad_sbuf: nl.NkiTensor | None
 
 
-def _factors(weights_sbuf: nl.NkiTensor | None, uniform_sbuf: nl.NkiTensor | None, classes: int) -> nl.NkiTensor:
+def _factors(class_weight_hbm: nl.NkiTensor | None, uniform_sbuf: nl.NkiTensor | None, classes: int) -> nl.NkiTensor:
     """Return, for each class, minus its weight, times ``uniform_sbuf`` if that is not None: float32 [128, C]."""
-    if weights_sbuf is None:
-        weights_sbuf = nl.ndarray((PARTITIONS, classes), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.memset(dst=weights_sbuf, value=1.0)
-    factors_sbuf = scaled(weights_sbuf, -1.0)
+    if class_weight_hbm is None:
+        factors_sbuf = nl.ndarray((PARTITIONS, classes), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.memset(dst=factors_sbuf, value=-1.0)
+    else:
+        factors_sbuf = scaled(in_all_partitions(class_weight_hbm), -1.0)
     return factors_sbuf if uniform_sbuf is None else scaled(factors_sbuf, uniform_sbuf)
 
 
@@ -545,7 +538,7 @@ def streamed_backward_of_core(
     """Compute and store the gradient of this core's tiles in ``grad_input_hbm``, [N, C * D]."""
     tiling = ClassTiling.of(shape, grad_input_hbm.dtype)
     masks = ClassMasks.make(targets_hbm, ignore_index, tiling.positions)
-    factors_sbuf = _factors(loaded_weights(class_weight_hbm), upstream.uniform(), shape.classes)
+    factors_sbuf = _factors(class_weight_hbm, upstream.uniform(), shape.classes)
     if not upstream.is_each:
         factors_sbuf = cast(factors_sbuf, grad_input_hbm.dtype)
     stage = _Backward(masks, factors_sbuf, upstream, class_weight_hbm is not None)

@@ -120,6 +120,7 @@ OPTIONS: dict[str, ExtendedLoss] = {
     "smoothing": ExtendedLoss(ignore_index=3, label_smoothing=0.1),
     "smoothed weights": ExtendedLoss(class_weight=_WEIGHTS, label_smoothing=0.1),
     "cap": ExtendedLoss(logit_softcap=20.0),
+    "capped smoothing": ExtendedLoss(None, 3, 0.1, 0.5, 1e-2, np.linspace(0.5, 3.0, 150).astype(FP32)),
 }
 
 
@@ -147,10 +148,28 @@ def test_options_of_the_extended_kernels(layout: str, name: str) -> None:
         )
 
 
-@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}], ids=["off", "smoothing"])
+@pytest.mark.parametrize("options", [{"label_smoothing": 0.1}, {"logit_softcap": 30.0}], ids=["smoothing", "cap"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_hard_rows_of_options(layout: str, options: dict[str, float]) -> None:
+    recipe = ExtendedLoss(**options)
+    for logits, targets in (hard_batch(30), confident_batch(16, 131, 0.999)):
+        how = extended_checks.Launch(FP32, positions_per_batch=128, chunk_size=logits.shape[1])
+        results = extended_checks.check_forward(logits, targets, recipe, how, **LAYOUTS[layout])
+        upstream = extended_checks.Upstream(np.linspace(0.5, 2.0, len(targets)).astype(FP32))
+        extended_checks.check_backward(logits, targets, results["lse"], upstream, recipe, how, **LAYOUTS[layout])
+
+
+_MORE_PIECES: dict[str, dict[str, float]] = {
+    "off": {},
+    "smoothing": {"label_smoothing": 0.1},
+    "cap": {"logit_softcap": 20.0},
+}
+
+
+@pytest.mark.parametrize("options", _MORE_PIECES.values(), ids=_MORE_PIECES)
 def test_more_pieces_than_buffers(options: dict[str, float]) -> None:
     """A piece is loaded into the buffer of an earlier one, which is finished while later ones have begun."""
-    logits, targets = normal_batch(2, 19_300)
+    logits, targets = normal_batch(2, 19_301)
     how = extended_checks.Launch(FP32, cores=1, positions_per_batch=128, chunk_size=8192)
     recipe, upstream = ExtendedLoss(**options), extended_checks.Upstream(np.ones(2, FP32))
     results = extended_checks.check_forward(logits, targets, recipe, how, partitions_per_position=2)
@@ -218,6 +237,9 @@ def test_the_choice_of_a_layout() -> None:
     assert layout(300, 50257) == (1, 1)
     assert layout(300, 50257, direction="backward") == (2, 1)
     assert layout(300, 128256) == (4, 1)
+    assert layout(150, 32000, "float32") == layout(150, 32000, "float32", "backward") == (4, 1)
+    assert layout(300, 16384, "float32", "backward") == (2, 1)
+    assert layout(258, 16384, "float32", "backward") == (1, 1)  # one position is left over for another batch
     assert layout(1, 500) == (1, 2)
     assert layout(8192, 256) == (1, 32)
     assert layout(10**6, 256) == (1, 256)

@@ -3,20 +3,18 @@
 
 """The gradient of cross-entropy in the layouts of :mod:`.batches` (:func:`backward_of_batches`).
 
-:mod:`nkilib.experimental.loss.cross_entropy.coefficients` defines A, D and p (the softmax of z, the logits after cap
-and temperature): the gradient is A * p, from which A - D is subtracted at the target. In these layouts a partition
 holds several positions (*packed*) or a part of one (*split*); a *piece* is the part of a batch that is loaded at a
 time. The coefficients are tiles [partitions, positions of a partition] (:class:`_Coefficients`).
 
 The gradient is computed on chip, without a scatter: Scalar computes p; Vector compares the columns, as float16 numbers,
 with the column of the target, and subtracts. Scalar and GpSimd share the products with A. If all losses have the same
-upstream gradient, A is part of the exponential and no products are needed.
+upstream gradient, A is part of the exponential and no products are needed. With a cap, tangents (tanh of logits / cap)
+take the place of the logits, and the result is multiplied by the derivative of the cap.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from nkilib.core.hardware import PARTITIONS
@@ -41,8 +39,9 @@ from nkilib.experimental.loss.cross_entropy.launch import (
     UniformUpstream,
     Upstream,
 )
-from nkilib.experimental.loss.cross_entropy.layouts.batches import BUFFERS, backward_terms
+from nkilib.experimental.loss.cross_entropy.layouts.batches import BUFFERS, LoadedPieces, backward_terms
 from nkilib.experimental.loss.cross_entropy.layouts.targets import ColumnsOnChip, check_targets, columns_of_parts
+from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, squared, through_cap
 from nkilib.experimental.loss.cross_entropy.targets import LocatedTargets, TargetFinder, TargetMasks
 from nkilib.nki import nisa, nl
 
@@ -100,6 +99,7 @@ class _Begun:
         coefficients: the coefficients of the batch.
         batch, piece, row: the batch, the piece, and the index of the position in the piece.
         piece_sbuf: the tile of the piece.
+        scores_sbuf: the logits of the position, or with a cap their tangents.
         is_target_sbuf: 1 at the target, and 0 elsewhere.
         terms_sbuf: the exponentials, until :meth:`_Backward._multiply` replaces them by A * p - g * e / V.
         slopes_sbuf: the terms that the gradient of the entropy adds to A; None without that gradient.
@@ -110,6 +110,7 @@ class _Begun:
     piece: RowPiece
     row: int
     piece_sbuf: nl.NkiTensor
+    scores_sbuf: nl.NkiTensor
     is_target_sbuf: nl.NkiTensor
     terms_sbuf: nl.NkiTensor
     slopes_sbuf: nl.NkiTensor | None
@@ -131,12 +132,11 @@ class _Backward:
         class_sbuf: the column numbers 0, 1, 2, ..., float16 [128, columns].
         log_scale_sbuf: the logarithm of the common upstream gradient, float32 [128, 1]; 0 if the losses have different
             upstream gradients.
-        buffers: tiles for pieces of logits, which become their gradients.
+        pieces: the pieces of the batches, whose tiles of logits become gradients.
         exponentials, targets: tiles for exponentials; float16 tiles that are 1 at the targets and 0 elsewhere.
         slopes: tiles for the terms that the gradient of the entropy adds to A.
+        scores: tiles for the tangents of capped logits; none without a cap.
         products: the number of products with A so far, by which the engines share them.
-        visits: the batches and their pieces in the order of processing.
-        loaded_sbuf: the tiles of the pieces that have been loaded, in the order of ``visits``.
     """
 
     launch: Launch
@@ -147,21 +147,19 @@ class _Backward:
     on_chip: ColumnsOnChip | None
     class_sbuf: nl.NkiTensor
     log_scale_sbuf: nl.NkiTensor
-    buffers: Ring
+    pieces: LoadedPieces
     exponentials: Ring
     targets: Ring
     slopes: Ring
-    visits: list[tuple[RowBatch, RowPiece]]
-    loaded_sbuf: list[nl.NkiTensor] = field(default_factory=list)
+    scores: Ring
     products: int = 0
 
     @classmethod
     def make(cls, launch: Launch, options: Options, upstream: Upstream, batches: list[RowBatch]) -> _Backward:
         plan = batches[0].plan
-        visits = [(batch, piece) for batch in batches for piece in batch.pieces]
-        columns = max(piece.columns for _, piece in visits)
-        terms = backward_terms(upstream)
         buffers = BUFFERS if isinstance(upstream, UniformUpstream) else BUFFERS + _STEPS - 1
+        pieces = LoadedPieces.make(launch, batches, buffers, BUFFERS - 1)
+        columns, terms = pieces.columns, backward_terms(upstream)
         has_entropy = isinstance(upstream, PositionUpstream) and upstream.grad_entropy_hbm is not None
         class_sbuf = nl.ndarray((PARTITIONS, min(columns, _COMPARED)), dtype=nl.float16, buffer=nl.sbuf)
         nisa.iota(dst=class_sbuf, pattern=[[1, class_sbuf.shape[1]]], offset=0, channel_multiplier=0)
@@ -174,11 +172,11 @@ class _Backward:
             None if plan.parts > 1 else ColumnsOnChip.make(launch, plan),
             class_sbuf,
             log_of_constant(upstream.scale if isinstance(upstream, UniformUpstream) else 1.0, PARTITIONS),
-            Ring(ring_of(min(buffers, len(visits)), max(piece.size for _, piece in visits), launch.dtype)),
+            pieces,
             Ring(ring_of(terms, columns, nl.float32)),
             Ring(ring_of(terms, columns, nl.float16)),
             Ring(ring_of(terms if has_entropy else 0, columns, nl.float32)),
-            visits,
+            Ring(ring_of(terms if options.softcap is not None else 0, columns, nl.float32)),
         )
 
     def run(self, grad_logits_hbm: nl.NkiTensor) -> None:
@@ -191,7 +189,7 @@ class _Backward:
         following = self._coefficients(self.batches[0])
         for number, batch in enumerate(self.batches):
             coefficients = following
-            for piece, piece_sbuf in self._loaded_pieces(number):
+            for piece, piece_sbuf in self.pieces.of_batch(number):
                 if piece is batch.pieces[0] and number + 1 < len(self.batches):
                     following = self._coefficients(self.batches[number + 1])
                 for row in range(piece.rows):
@@ -203,18 +201,6 @@ class _Backward:
         self._multiply(begun[-1])
         for last in begun:
             self._finish(last, grad_logits_hbm)
-
-    def _loaded_pieces(self, number: int) -> Iterator[tuple[RowPiece, nl.NkiTensor]]:
-        """Yield the pieces of a batch with their tiles, and issue the loads of later pieces into free tiles."""
-        first = sum(len(batch.pieces) for batch in self.batches[:number])
-        for place, piece in enumerate(self.batches[number].pieces):
-            visit = first + place
-            ahead = BUFFERS - 1 if visit == 0 else visit + BUFFERS - 1
-            for batch, later in self.visits[len(self.loaded_sbuf) : ahead]:
-                tile_sbuf = batch.piece_of(self.buffers.next_tile(), later)
-                batch.load(self.launch.logits_hbm, later, tile_sbuf, float("-inf"))
-                self.loaded_sbuf.append(tile_sbuf)
-            yield piece, self.loaded_sbuf[visit]
 
     def _coefficients(self, batch: RowBatch) -> _Coefficients:
         shape, launch, options, upstream = (batch.partitions, batch.rows_each), self.launch, self.options, self.upstream
@@ -293,36 +279,40 @@ class _Backward:
         at = piece.first + row
         is_target_sbuf = self._is_target(coefficients, piece, at, (partitions, columns))
         terms_sbuf = self.exponentials.next_tile()[0:partitions, 0:columns]
-        slopes_sbuf, entropy = None, coefficients.entropy
+        slopes_sbuf, entropy, scores_sbuf = None, coefficients.entropy, piece_sbuf[:, row]
+        if self.options.softcap is not None:
+            scores_sbuf = self.scores.next_tile()[0:partitions, 0:columns]
+            hyperbolic_tangents(scores_sbuf, piece_sbuf[:, row], self.options.softcap)
         if entropy is not None:
             slopes_sbuf = self.slopes.next_tile()[0:partitions, 0:columns]
-            raise_negligible(piece_sbuf[:, row], entropy.neg_center_sbuf[:, at : at + 1], coefficients.scale.least)
+            raise_negligible(scores_sbuf, entropy.neg_center_sbuf[:, at : at + 1], coefficients.scale.least)
         nisa.activation(
             dst=terms_sbuf,
             op=nl.exp,
-            data=piece_sbuf[:, row],
+            data=scores_sbuf,
             bias=coefficients.bias_sbuf[:, at : at + 1],
             scale=coefficients.scale.of(at),
         )
         if entropy is not None and slopes_sbuf is not None:
-            raise_infinite(piece_sbuf[:, row])
+            raise_infinite(scores_sbuf)
             nisa.tensor_scalar(
                 dst=slopes_sbuf,
-                data=piece_sbuf[:, row],
+                data=scores_sbuf,
                 op0=nl.add,
                 operand0=entropy.neg_center_sbuf[:, at : at + 1],
                 op1=nl.multiply,
                 operand1=entropy.slope_sbuf[:, at : at + 1],
             )
-        return _Begun(coefficients, batch, piece, row, piece_sbuf, is_target_sbuf, terms_sbuf, slopes_sbuf)
+        return _Begun(coefficients, batch, piece, row, piece_sbuf, scores_sbuf, is_target_sbuf, terms_sbuf, slopes_sbuf)
 
     def _finish(self, begun: _Begun, grad_logits_hbm: nl.NkiTensor) -> None:
         """Replace the logits of a position by their gradient, rounded once; after the last position of a piece, store
         the piece.
         """
         piece, row, at, own = begun.piece, begun.row, begun.position, begun.coefficients.own_sbuf
+        gradient_sbuf = begun.piece_sbuf[:, row] if self.options.softcap is None else begun.terms_sbuf
         nisa.scalar_tensor_tensor(
-            dst=begun.piece_sbuf[:, row],
+            dst=gradient_sbuf,
             data=begun.is_target_sbuf,
             op0=nl.multiply,
             operand0=own if isinstance(own, float) else own[:, at : at + 1],
@@ -330,6 +320,9 @@ class _Backward:
             operand1=begun.terms_sbuf,
             reverse1=True,
         )
+        if self.options.softcap is not None:
+            squared(begun.scores_sbuf)
+            through_cap(begun.piece_sbuf[:, row], gradient_sbuf, begun.scores_sbuf)
         if row + 1 == piece.rows:
             for store in begun.batch.store(grad_logits_hbm, piece, begun.piece_sbuf):
                 store.depends_on(begun.coefficients.check, kind=nisa.dependency.runtime)
@@ -360,8 +353,8 @@ class _Backward:
     def _multiply(self, begun: _Begun) -> None:
         """Multiply the exponentials of a position by A, and add the terms that every class gets.
 
-        Scalar shares this work with GpSimd, or with Vector under label smoothing; with the gradient of the entropy,
-        Vector does it alone. The results are bitwise identical on every engine.
+        Scalar shares this work with GpSimd, or with Vector under label smoothing; with the gradient of the entropy or a
+        cap, Scalar takes no part. The results are bitwise identical on every engine.
         """
         coefficients, terms_sbuf, at = begun.coefficients, begun.terms_sbuf, begun.position
         if coefficients.all_sbuf is None:
@@ -381,7 +374,7 @@ class _Backward:
                 nisa.tensor_scalar(dst=terms_sbuf, data=terms_sbuf, op0=nl.add, operand0=neg_spread_sbuf)
             return
         self.products += 1
-        if self.products % (2 if neg_spread_sbuf is None else 3) != 0:
+        if self.options.softcap is None and self.products % (2 if neg_spread_sbuf is None else 3) != 0:
             nisa.activation(dst=terms_sbuf, op=nl.copy, data=terms_sbuf, scale=factor_sbuf, bias=neg_spread_sbuf)
             return
         if neg_spread_sbuf is not None:

@@ -9,17 +9,21 @@
   processes the positions of a partition together.
 
 A core takes consecutive positions. :func:`forward_batches` and :func:`backward_batches` divide them into batches and
-pieces (:mod:`nkilib.core.rows.row_plan`; a piece is what is loaded at a time). A launch gets the requested layout if
-its options allow it (:func:`_carries`) and the tiles fit; otherwise each partition holds one position.
+pieces (:mod:`nkilib.core.rows.row_plan`; a piece is what is loaded at a time), and :class:`LoadedPieces` loads these. A
+launch gets the requested layout if its options allow it (:func:`_carries`) and the tiles fit; otherwise each partition
+holds one position.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
 from nkilib.core.hardware import FLOAT32_BYTES, div_ceil
 from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.rows.elements import INDEX_LIMIT
-from nkilib.core.rows.row_plan import RowBatch, RowPlan, batches_of_core
-from nkilib.core.rows.sbuf import dtype_bytes
+from nkilib.core.rows.row_plan import RowBatch, RowPiece, RowPlan, batches_of_core
+from nkilib.core.rows.sbuf import Ring, dtype_bytes, ring_of
 from nkilib.core.rows.statistics import STATISTICS_COLUMNS
 from nkilib.experimental.loss.cross_entropy.launch import Launch, Options, PositionUpstream, Upstream
 from nkilib.nki import nl
@@ -28,12 +32,14 @@ from nkilib.nki import nl
 BUFFERS = 4
 # Tiles of exponentials, and of other terms of a gradient.
 TERMS = 4
-# Tiles of the larger elements of pairs of the forward.
-HALVES = 2
+# Tiles of the larger elements of pairs, and of capped logits, of the forward.
+HALVES, SCORES = 2, 3
 # The pieces of a position's part, and the least and the most columns of a piece, unless there are many.
 _PIECES, _PIECE_MIN, _PIECE_MAX = 4, 512, 1600
 # The most pieces of that size, the columns of longer ones, and the most of all.
 _MANY_PIECES, _LONG_PIECE, _PIECES_MAX = 32, 4096, STATISTICS_COLUMNS
+# The most columns of a piece whose logits are capped.
+_CAPPED_PIECE = 3200
 # The most classes of packed positions, and the elements of a piece of them, if it has more than one.
 _PACKED_MAX, _PACKED_PIECE = 4096, 2048
 # Small tiles: statistics, targets and results of the positions of a partition, some forty numbers of each.
@@ -43,32 +49,36 @@ _SMALL_BYTES, _BYTES_OF_POSITION = 8192, 160
 def _carries(launch: Launch, options: Options) -> bool:
     """Return whether the options allow a split or packed layout.
 
-    They do not allow it with class probabilities, a cap, argmax, log_sum_squares, mean_logit, or class weights in sums
-    over all classes. Other sums over all classes require V to be a multiple of F, because they would include padding.
+    They do not allow it with class probabilities, argmax, log_sum_squares, mean_logit, or class weights in sums over
+    all classes, whose factors come in chunks of one position a partition. A cap allows a split layout only: capped
+    logits would gain nothing by being packed.
     """
-    wanted, parts = options.wanted, launch.layout.partitions_per_position
-    if options.has_probabilities or options.softcap is not None or options.needs_class_weights:
+    wanted = options.wanted
+    if options.has_probabilities or options.needs_class_weights:
         return False
     if wanted.argmax or wanted.log_sum_squares or wanted.mean_logit:
         return False
-    return not options.sums_classes or launch.vocab_size % parts == 0
+    return options.softcap is None or launch.layout.partitions_per_position > 1
 
 
-def _plan(launch: Launch, scratch_bytes: int) -> RowPlan | None:
+def _plan(launch: Launch, scratch_bytes: int, is_capped: bool) -> RowPlan | None:
     """Return the plan of the requested split or packed layout; None if the launch requests neither, or the tiles do not
     fit.
 
     Args:
         launch: the launch.
         scratch_bytes: the bytes per partition of scratch tiles, for each column of a piece of one position.
+        is_capped: whether the logits have a cap, for which Scalar loads two activation tables for each piece.
     """
     parts, most = launch.layout
     size, of_element = launch.vocab_size, BUFFERS * dtype_bytes(launch.dtype)
     if parts > 1 and size >= parts and launch.num_positions * size <= INDEX_LIMIT:
         width = size // parts
         columns = size - (parts - 1) * width
-        most_columns = min(max(_PIECE_MAX, div_ceil(columns, _MANY_PIECES)), _LONG_PIECE)
-        pieces = max(div_ceil(columns, most_columns), min(_PIECES, columns // _PIECE_MIN), 1)
+        most_columns, fewest = min(max(_PIECE_MAX, div_ceil(columns, _MANY_PIECES)), _LONG_PIECE), _PIECES
+        if is_capped:
+            most_columns, fewest = _CAPPED_PIECE, 1
+        pieces = max(div_ceil(columns, most_columns), min(fewest, columns // _PIECE_MIN), 1)
         if pieces > _PIECES_MAX:
             return None
         plan = RowPlan(size, parts, width, div_ceil(columns, pieces), 1, 1, BUFFERS)
@@ -98,7 +108,9 @@ def forward_batches(launch: Launch, options: Options) -> list[RowBatch] | None:
         scratch_bytes += FLOAT32_BYTES
     if options.wanted.entropy:  # exponentials, and another buffer
         scratch_bytes += TERMS * FLOAT32_BYTES + dtype_bytes(launch.dtype)
-    return _batches(launch, _plan(launch, scratch_bytes))
+    if options.softcap is not None:
+        scratch_bytes += SCORES * FLOAT32_BYTES
+    return _batches(launch, _plan(launch, scratch_bytes, options.softcap is not None))
 
 
 def backward_terms(upstream: Upstream) -> int:
@@ -119,4 +131,50 @@ def backward_batches(launch: Launch, options: Options, upstream: Upstream) -> li
         scratch_bytes += dtype_bytes(launch.dtype)
         if upstream.grad_entropy_hbm is not None:
             scratch_bytes += backward_terms(upstream) * FLOAT32_BYTES
-    return _batches(launch, _plan(launch, scratch_bytes))
+    if options.softcap is not None:
+        scratch_bytes += backward_terms(upstream) * FLOAT32_BYTES
+    return _batches(launch, _plan(launch, scratch_bytes, options.softcap is not None))
+
+
+@dataclass
+class LoadedPieces:
+    """The pieces of all batches of a core, each loaded into a free tile some pieces ahead of its turn.
+
+    Attributes:
+        launch: the launch.
+        batches: the batches of the core.
+        visits: the batches and their pieces in the order of processing.
+        buffers: the tiles for the pieces.
+        first: the number of pieces that are loaded before the first one is processed.
+    """
+
+    launch: Launch
+    batches: list[RowBatch]
+    visits: list[tuple[RowBatch, RowPiece]]
+    buffers: Ring
+    first: int
+    _loaded_sbuf: list[nl.NkiTensor] = field(default_factory=list, init=False)
+
+    @classmethod
+    def make(cls, launch: Launch, batches: list[RowBatch], buffers: int, first: int) -> LoadedPieces:
+        """Allocate ``buffers`` tiles, or fewer if there are fewer pieces."""
+        visits = [(batch, piece) for batch in batches for piece in batch.pieces]
+        tiles = ring_of(min(buffers, len(visits)), max(piece.size for _, piece in visits), launch.dtype)
+        return cls(launch, batches, visits, Ring(tiles), first)
+
+    @property
+    def columns(self) -> int:
+        """The largest number of columns of a piece."""
+        return max(piece.columns for _, piece in self.visits)
+
+    def of_batch(self, number: int) -> Iterator[tuple[RowPiece, nl.NkiTensor]]:
+        """Yield the pieces of a batch with their tiles, and load later ones; call with 0, 1, 2, ..."""
+        first = sum(len(batch.pieces) for batch in self.batches[:number])
+        for place, piece in enumerate(self.batches[number].pieces):
+            visit = first + place
+            ahead = self.first if visit == 0 else visit + BUFFERS - 1
+            for batch, later in self.visits[len(self._loaded_sbuf) : ahead]:
+                tile_sbuf = batch.piece_of(self.buffers.next_tile(), later)
+                batch.load(self.launch.logits_hbm, later, tile_sbuf, float("-inf"))
+                self._loaded_sbuf.append(tile_sbuf)
+            yield piece, self._loaded_sbuf[visit]

@@ -5,16 +5,17 @@
 
 The maximum of every position is exact. A partition holds several positions (*packed*) or a part of one (*split*). A
 *piece* is the part of a batch that is loaded at a time: some positions of each partition, or some columns of a part of
-a position. Each piece of a position has its own maximum m_k and sum of exponentials; *moments* are further sums, for
-options that need them (:mod:`nkilib.core.rows.statistics`). For split positions, the statistics of the partitions are
-combined at the end (:class:`_Parts`), with the factors exp(scale * (m_k - m)), where m is the maximum of the position.
-The results are computed from tiles [partitions, positions of a partition], or [1, positions] for split positions.
+a position. Each piece of a position has its own maximum m_k and sum of exponentials, with a cap those of its tangents
+(tanh of logits / cap); *moments* are further sums, for options that need them (:mod:`nkilib.core.rows.statistics`). For
+split positions, the statistics of the partitions are combined at the end (:class:`_Parts`), with the factors
+exp(scale * (m_k - m)), where m is the maximum of the position. The results are computed from tiles [partitions,
+positions of a partition], or [1, positions] for split positions.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -24,11 +25,12 @@ from nkilib.core.rows.moments import EntropyMoment, FirstMoment, Moments, lowest
 from nkilib.core.rows.row_plan import RowBatch, RowPiece, RowPlan, halved, off_line, on_line
 from nkilib.core.rows.sbuf import Ring, ring_of
 from nkilib.core.rows.statistics import Columns, Place, Statistics
-from nkilib.core.rows.tiles import load_table
+from nkilib.core.rows.tiles import float32_like, load_table, scaled, selected
 from nkilib.experimental.loss.cross_entropy.launch import Launch, Options
-from nkilib.experimental.loss.cross_entropy.layouts.batches import BUFFERS, HALVES, TERMS
-from nkilib.experimental.loss.cross_entropy.layouts.targets import ColumnsOnChip, check_targets
+from nkilib.experimental.loss.cross_entropy.layouts.batches import BUFFERS, HALVES, SCORES, TERMS, LoadedPieces
+from nkilib.experimental.loss.cross_entropy.layouts.targets import ColumnsOnChip, check_targets, last_parts
 from nkilib.experimental.loss.cross_entropy.results import Group, Results, store_early_results, store_results
+from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, masked_tangents
 from nkilib.experimental.loss.cross_entropy.targets import TargetFinder, TargetMasks, TargetValues
 from nkilib.nki import nisa, nl
 
@@ -150,6 +152,15 @@ class _Begun:
     place: Place
 
 
+@dataclass(frozen=True)
+class _Waiting:
+    """A piece of scores, the logits or with a cap their tangents, whose exponentials are not computed yet."""
+
+    opened: _Open
+    piece: RowPiece
+    scores_sbuf: nl.NkiTensor
+
+
 @dataclass
 class _Forward:
     """The loop of a core over the pieces of its batches.
@@ -160,15 +171,17 @@ class _Forward:
         batches: the batches of the core.
         finder: locates the targets.
         on_chip: gathers elements of packed positions; None for split positions.
-        buffers: tiles for pieces of logits.
+        pieces: the pieces of the batches.
         junk_sbuf: a tile for exponentials of which only the sums are used.
         terms: a ring of one tile for other values of which only the sums are used; empty without moments.
         exponentials: tiles for exponentials, if an entropy is requested.
         halves: tiles for the larger element of each pair (:func:`.halved`).
-        visits: the batches and their pieces in the order of processing.
-        loaded_sbuf: the tiles of the pieces that have been loaded, in the order of ``visits``.
         compared: the number of pieces whose maxima have been computed.
         begun: the position whose exponentials have been computed while the terms of its entropy have not; at most one.
+        scores: tiles for the tangents of capped logits; none without a cap.
+        is_last_sbuf: 1 in the partitions that hold the last part of a position, else 0, uint32 [128, 1]; None if all
+            parts are equally long, or nothing is summed over the classes.
+        waiting: the piece of capped logits whose maxima have been computed while its exponentials have not.
     """
 
     launch: Launch
@@ -177,28 +190,24 @@ class _Forward:
     batches: list[RowBatch]
     finder: TargetFinder
     on_chip: ColumnsOnChip | None
-    buffers: Ring
+    pieces: LoadedPieces
     junk_sbuf: nl.NkiTensor
     terms: Ring
     exponentials: Ring
     halves: Ring
-    visits: list[tuple[RowBatch, RowPiece]]
-    loaded_sbuf: list[nl.NkiTensor] = field(default_factory=list)
+    scores: Ring
+    is_last_sbuf: nl.NkiTensor | None
     compared: int = 0
     begun: list[_Begun] = field(default_factory=list)
+    waiting: list[_Waiting] = field(default_factory=list)
 
     @classmethod
     def make(cls, launch: Launch, options: Options, batches: list[RowBatch]) -> _Forward:
         plan = batches[0].plan
-        visits = [(batch, piece) for batch in batches for piece in batch.pieces]
-        columns = max(piece.columns for _, piece in visits)
-        sums_more = options.sums_classes or options.wanted.entropy
         # The piece before the present one is not finished where there is an entropy.
-        buffers = Ring(
-            ring_of(
-                min(BUFFERS + options.wanted.entropy, len(visits)), max(piece.size for _, piece in visits), launch.dtype
-            )
-        )
+        pieces = LoadedPieces.make(launch, batches, BUFFERS + options.wanted.entropy, BUFFERS)
+        columns, sums_more = pieces.columns, options.sums_classes or options.wanted.entropy
+        halves = max(piece.rows * div_ceil(piece.columns, 2) for _, piece in pieces.visits)
         return cls(
             launch,
             options,
@@ -206,12 +215,13 @@ class _Forward:
             batches,
             TargetFinder.make(launch.targets_hbm, PARTITIONS, 1, options),
             None if plan.parts > 1 else ColumnsOnChip.make(launch, plan),
-            buffers,
+            pieces,
             nl.ndarray((PARTITIONS, columns), dtype=nl.bfloat16, buffer=nl.sbuf),
             Ring(ring_of(1 if sums_more else 0, columns, nl.bfloat16)),
             Ring(ring_of(TERMS if options.wanted.entropy else 0, columns, nl.float32)),
-            Ring(ring_of(HALVES, max(piece.rows * div_ceil(piece.columns, 2) for _, piece in visits), launch.dtype)),
-            visits,
+            Ring(ring_of(HALVES, halves, launch.dtype)),
+            Ring(ring_of(SCORES if options.softcap is not None else 0, columns, nl.float32)),
+            last_parts(plan.parts) if options.sums_classes and plan.tail else None,
         )
 
     def run(self, results: Results) -> None:
@@ -225,7 +235,7 @@ class _Forward:
         following = self._opened(self.batches[0])
         for number in range(len(self.batches)):
             opened = following
-            for place, (piece, piece_sbuf) in enumerate(self._loaded_pieces(number)):
+            for place, (piece, piece_sbuf) in enumerate(self.pieces.of_batch(number)):
                 if place == 0 and number + 1 < len(self.batches):
                     following = self._opened(self.batches[number + 1])
                 self._take(opened, piece, piece_sbuf)
@@ -238,29 +248,19 @@ class _Forward:
                 done = []
             combining += self._combining(opened, number + 1 == len(self.batches))
             done.append(opened)
+        self._take_waiting()
         self._finish_entropy()
         while combining:
             combining.popleft()()
         self._store(done, results)
-
-    def _loaded_pieces(self, number: int) -> Iterator[tuple[RowPiece, nl.NkiTensor]]:
-        """Yield the pieces of a batch with their tiles, and issue the loads of later pieces into free tiles."""
-        first = sum(len(batch.pieces) for batch in self.batches[:number])
-        for place, piece in enumerate(self.batches[number].pieces):
-            visit = first + place
-            ahead = BUFFERS if visit == 0 else visit + BUFFERS - 1
-            for batch, later in self.visits[len(self.loaded_sbuf) : ahead]:
-                tile_sbuf = batch.piece_of(self.buffers.next_tile(), later)
-                batch.load(self.launch.logits_hbm, later, tile_sbuf, float("-inf"))
-                self.loaded_sbuf.append(tile_sbuf)
-            yield piece, self.loaded_sbuf[visit]
 
     def _moments(self, columns: Columns) -> Moments | None:
         return Moments.make(columns, self.options.sums_classes, self.options.wanted.entropy)
 
     def _statistics(self, rows: RowBatch, columns: Columns) -> Statistics:
         temperatures = self.launch.temperatures(rows, (columns.rows, columns.batches))
-        return Statistics.make(columns, self.launch.dtype, self.options.scale_of(temperatures))
+        dtype = self.launch.dtype if self.options.softcap is None else nl.float32
+        return Statistics.make(columns, dtype, self.options.scale_of(temperatures))
 
     def _opened(self, batch: RowBatch) -> _Open:
         """Return a batch with allocated statistics and located targets."""
@@ -293,19 +293,47 @@ class _Forward:
         return _Open(batch, statistics, moments, parts, group)
 
     def _take(self, opened: _Open, piece: RowPiece, piece_sbuf: nl.NkiTensor) -> None:
-        """Compute the maxima and the sums of a piece, and gather the logits at its targets."""
+        """Compute the maxima and the sums of a piece, and gather the logits at its targets.
+
+        The exponentials of capped logits wait until Scalar has the tangents of the next piece, whose maxima Vector
+        takes meanwhile.
+        """
         statistics, targets, moments = opened.statistics, opened.group.targets, opened.moments
-        statistics.take_maxima(self._compared(piece_sbuf), piece.first, piece.end, piece.column)
+        scores_sbuf = self._scores(piece_sbuf)
+        statistics.take_maxima(self._compared(scores_sbuf), piece.first, piece.end, piece.column)
         if self.on_chip is not None and targets is not None and opened.column_sbuf is not None:
             self.on_chip.gather(targets.logits_sbuf, piece_sbuf, opened.column_sbuf, piece)
         if moments is not None and moments.first is not None:
-            self._take_first(moments.first, statistics, piece, piece_sbuf)
-        if moments is not None and moments.entropy is not None:
-            self._take_entropies(moments.entropy, statistics, piece, piece_sbuf)
-            return
-        junk_sbuf = self.junk_sbuf[0 : piece_sbuf.shape[0], 0 : piece.columns]
-        for row in range(piece.rows):
-            statistics.take_sum(junk_sbuf, piece_sbuf[:, row], Place(piece.first + row, piece.column))
+            self._take_first(moments.first, statistics, piece, scores_sbuf)
+        self._take_waiting()
+        self.waiting.append(_Waiting(opened, piece, scores_sbuf))
+        if self.options.softcap is None:
+            self._take_waiting()
+
+    def _take_waiting(self) -> None:
+        """Compute the sums of exponentials of the piece that waits for that, if there is one."""
+        for waiting in self.waiting:
+            piece, scores_sbuf = waiting.piece, waiting.scores_sbuf
+            statistics, moments = waiting.opened.statistics, waiting.opened.moments
+            if moments is not None and moments.entropy is not None:
+                self._take_entropies(moments.entropy, statistics, piece, scores_sbuf)
+                continue
+            junk_sbuf = self.junk_sbuf[0 : scores_sbuf.shape[0], 0 : piece.columns]
+            for row in range(piece.rows):
+                statistics.take_sum(junk_sbuf, scores_sbuf[:, row], Place(piece.first + row, piece.column))
+        self.waiting.clear()
+        if self.options.softcap is not None:  # combined after the next piece
+            self._finish_entropy()
+
+    def _scores(self, piece_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """Return the scores, which times ``Options.scale`` are z: the logits, or with a cap their tangents."""
+        softcap = self.options.softcap
+        if softcap is None:
+            return piece_sbuf
+        scores_sbuf = self.scores.next_shaped(piece_sbuf.shape)
+        hyperbolic_tangents(scores_sbuf, piece_sbuf, softcap)
+        masked_tangents(scores_sbuf, scores_sbuf, piece_sbuf)
+        return scores_sbuf
 
     def _compared(self, piece_sbuf: nl.NkiTensor) -> nl.NkiTensor:
         """Return elements of a piece that include its maxima.
@@ -325,12 +353,33 @@ class _Forward:
         self, first: FirstMoment, statistics: Statistics, piece: RowPiece, piece_sbuf: nl.NkiTensor
     ) -> None:
         """Sum, for each position of a piece, the distances of its elements from its maximum."""
+        columns = min(piece.columns, self.plan.width - piece.start)
         counts_sbuf = first.factors_sbuf[:, piece.first : piece.end, piece.column]
-        nisa.memset(dst=counts_sbuf, value=float(piece.columns), engine=nisa.engine.gpsimd)
-        terms_sbuf = self.terms.next_tile()[0 : piece_sbuf.shape[0], 0 : piece.columns]
+        nisa.memset(dst=counts_sbuf, value=float(columns), engine=nisa.engine.gpsimd)
+        terms_sbuf = self.terms.next_tile()[0 : piece_sbuf.shape[0], 0:columns]
         for row in range(piece.rows):
             place = Place(piece.first + row, piece.column)
-            first.take_products(piece_sbuf[:, row], None, terms_sbuf, place.of(statistics.neg_max_sbuf), place)
+            elements_sbuf = piece_sbuf[:, row]
+            neg_max_sbuf = place.of(statistics.neg_max_sbuf)
+            first.take_products(elements_sbuf[:, 0:columns], None, terms_sbuf, neg_max_sbuf, place)
+            if columns < piece.columns:
+                self._take_tail(first, elements_sbuf[:, columns : piece.columns], neg_max_sbuf, place)
+
+    def _take_tail(
+        self, first: FirstMoment, elements_sbuf: nl.NkiTensor, neg_max_sbuf: nl.NkiTensor, place: Place
+    ) -> None:
+        """Add the distances of columns that only the last part of a position has, and their number."""
+        if self.is_last_sbuf is None:
+            return
+        partitions, columns = elements_sbuf.shape
+        is_last_sbuf, distances_sbuf = self.is_last_sbuf[0:partitions], float32_like(elements_sbuf)
+        nisa.tensor_scalar(dst=distances_sbuf, data=elements_sbuf, op0=nl.add, operand0=neg_max_sbuf)
+        own_sbuf = selected(distances_sbuf, is_last_sbuf.broadcast(1, columns))
+        sum_sbuf, count_sbuf = float32_like(neg_max_sbuf), scaled(is_last_sbuf, float(columns))
+        nisa.tensor_reduce(dst=sum_sbuf, op=nl.add, data=own_sbuf, axis=1)
+        for total_sbuf, added_sbuf in ((first.first_sbuf, sum_sbuf), (first.factors_sbuf, count_sbuf)):
+            at_sbuf = place.of(total_sbuf)
+            nisa.tensor_tensor(dst=at_sbuf, data1=at_sbuf, data2=added_sbuf, op=nl.add)
 
     def _take_entropies(
         self, entropy: EntropyMoment, statistics: Statistics, piece: RowPiece, piece_sbuf: nl.NkiTensor
@@ -395,7 +444,7 @@ class _Forward:
 
     def _store(self, done: list[_Open], results: Results) -> None:
         remaining = results
-        for opened in done:
+        for opened in done if self.options.softcap is None else []:
             remaining = store_early_results(opened.group, results)
         for opened in done:
             opened.group.statistics.take_logs()

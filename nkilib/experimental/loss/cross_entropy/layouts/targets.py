@@ -4,9 +4,10 @@
 """The targets of positions whose logits are on chip, in the layouts of :mod:`.batches`.
 
 A *packed* position shares its partition with other positions; a *part* of a position is the elements that one of its
-several partitions holds. :class:`ColumnsOnChip` gathers the elements of packed positions at their targets, and
-:func:`columns_of_parts` computes in which column of its part a target is. These operations do not detect invalid
-targets, so :func:`check_targets` accesses HBM out of range if a target is invalid.
+several partitions holds. :class:`ColumnsOnChip` gathers the elements of packed positions at their targets,
+:func:`columns_of_parts` computes in which column of its part a target is, and :func:`last_parts` marks the last parts,
+which may be longer. These operations do not detect invalid targets, so :func:`check_targets` accesses HBM out of range
+if a target is invalid.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.hardware import PARTITIONS
+from nkilib.core.loss_arguments import in_all_partitions
 from nkilib.core.rows.batches import Batch
 from nkilib.core.rows.elements import INDEX_LIMIT, int32_column, integer_op, vector_elements
 from nkilib.core.rows.row_plan import RowBatch, RowPiece, RowPlan
@@ -64,12 +66,8 @@ class ColumnsOnChip:
         """Compute the start indices, and load the class weights if the launch has them."""
         row_start_sbuf = nl.ndarray((PARTITIONS, plan.rows_of_piece), dtype=nl.int32, buffer=nl.sbuf)
         nisa.iota(dst=row_start_sbuf, pattern=[[plan.row_size, plan.rows_of_piece]], offset=0, channel_multiplier=0)
-        weights_sbuf = None
-        if launch.class_weight_hbm is not None:
-            weights_sbuf = nl.ndarray((PARTITIONS, plan.row_size), dtype=nl.float32, buffer=nl.sbuf)
-            row_hbm = launch.class_weight_hbm.reshape((1, plan.row_size))
-            nisa.dma_copy(dst=weights_sbuf, src=row_hbm.broadcast(0, PARTITIONS))
-        return cls(row_start_sbuf, weights_sbuf)
+        weight_hbm = launch.class_weight_hbm
+        return cls(row_start_sbuf, None if weight_hbm is None else in_all_partitions(weight_hbm))
 
     def gather(
         self, dst_sbuf: nl.NkiTensor, piece_sbuf: nl.NkiTensor, column_sbuf: nl.NkiTensor, piece: RowPiece
@@ -101,6 +99,20 @@ class ColumnsOnChip:
         return gathered_sbuf
 
 
+def _parts_of(partitions: int, parts: int) -> nl.NkiTensor:
+    """Return the number of the part that each partition has of its position, int32 [partitions, 1]."""
+    part_sbuf = int32_column(partitions, 0, 1)
+    nisa.tensor_scalar(dst=part_sbuf, data=part_sbuf, op0=nl.bitwise_and, operand0=parts - 1)
+    return part_sbuf
+
+
+def last_parts(parts: int) -> nl.NkiTensor:
+    """Return 1 for each partition that has the last of ``parts`` parts of a position, else 0: uint32 [128, 1]."""
+    is_last_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.uint32, buffer=nl.sbuf)
+    integer_op(is_last_sbuf, _parts_of(PARTITIONS, parts), int32_column(PARTITIONS, parts - 1, 0), nl.equal)
+    return is_last_sbuf
+
+
 def columns_of_parts(batch: RowBatch, column_sbuf: nl.NkiTensor) -> nl.NkiTensor:
     """Return the column of each target within the part of its position that a partition has, float32.
 
@@ -114,8 +126,7 @@ def columns_of_parts(batch: RowBatch, column_sbuf: nl.NkiTensor) -> nl.NkiTensor
     if parts == 1:
         return cast(column_sbuf, nl.float32)
     partitions = column_sbuf.shape[0]
-    start_sbuf = int32_column(partitions, 0, 1)
-    nisa.tensor_scalar(dst=start_sbuf, data=start_sbuf, op0=nl.bitwise_and, operand0=parts - 1)
+    start_sbuf = _parts_of(partitions, parts)
     integer_op(start_sbuf, start_sbuf, int32_column(partitions, width, 0), nl.multiply)
     own_sbuf = nl.ndarray(column_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
     integer_op(own_sbuf, column_sbuf, start_sbuf, nl.subtract)
