@@ -147,7 +147,7 @@ class _Forward:
     not finished.
 
     Attributes:
-        matrices: pairs of x and y.
+        matrices: pairs of input x and result y in HBM.
         kind: softmax or log-softmax.
         plan: the plan of the rows.
         batches: the batches of the core.
@@ -156,7 +156,7 @@ class _Forward:
             values are kept.
         kept: tiles for exponentials of pieces, exp(x - m_k), that are kept in float32 beside x.
         results: tiles for results whose type differs from that of x and of the kept values.
-        junk: tiles for exponentials that are not used, of instructions whose sums are used.
+        junk: scratch tiles: an instruction that sums exponentials also writes the exponentials, which nothing reads.
         halves: tiles for the maxima of pairs of elements (:func:`.halved`).
         exponentials: tiles for the exponentials of the second pass.
         ceiling_sbuf: the largest finite float32 number, [128, 1].

@@ -220,10 +220,10 @@ def chunked_loss(hidden: Tensor, target: Tensor, head: nn.Module, loss: Loss, nu
     """Return the sum over chunks of tokens of ``loss(head(hidden), target)``, a scalar tensor.
 
     The backward of a chunk runs before the forward of the next one. The gradients of ``hidden`` and of the parameters
-    of ``head`` (the latter summed in float32) are kept until the backward of the result, which scales and returns them,
-    once. Under FSDP2, where a module collects the gradients of its own parameters, the parameters of ``head`` get their
-    gradients during this call instead, unscaled: its weights are gathered once, and its gradients are reduced with the
-    last chunk.
+    of ``head`` (the latter summed in float32) are kept until the backward of the result, which scales and returns them
+    and may run only once. Under FSDP2, where a module collects the gradients of its own parameters, the parameters of
+    ``head`` get their gradients during this call instead, unscaled: the weights of ``head`` are gathered once, and the
+    gradients are reduced with the last chunk.
 
     Args:
         hidden: [..., width], the input of ``head``; if it is a DTensor, every rank must hold whole rows.

@@ -353,7 +353,8 @@ def _token_scores(
 def _gather(input: LazyLogits, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor | None:
     """Return torch's ``gather`` from lazy logits, log-probabilities or probabilities along the classes.
 
-    The result is None for another dimension, for other positions, or if a position has too many classes.
+    The result is None if ``dim`` is not the dimension of the classes, if ``index`` does not have all positions, or if
+    ``index`` has too many classes for each position.
     """
     form = input.form
     is_known = dim % form.ndim == form.class_dim and isinstance(index, Tensor) and index.dim() == form.ndim
@@ -532,9 +533,10 @@ def _distillation_loss(student_logits: LazyLogits, teacher_logits: Any, **option
 def _divergence(student: LazyLogits, teacher: LazyLogits, options: dict[str, Any]) -> Tensor | None:
     """Return ``linear_distillation_loss`` of two lazy logits; None if that function cannot compute it.
 
-    It cannot if the shapes differ, the classes are not the last dimension, the student's weight is spread over ranks, a
-    model has a tensor of temperatures or logits that are a sum of several products, the teacher requires grad, the
-    teacher's weight is missing or a DTensor, or the products of the models have different dtypes.
+    The function cannot compute it in these cases: the shapes differ; the classes are not the last dimension; a model
+    has a tensor of temperatures, or logits that are a sum of several products; the student's weight is spread over
+    ranks; the teacher requires grad; the teacher's weight is missing or a DTensor; the products of the models have
+    different dtypes.
 
     Args:
         student, teacher: logits, or their log-softmax.

@@ -110,7 +110,7 @@ class _Forward:
             self._finish(previous, loss_hbm, sums)
 
     def _begin(self, block: RowBlock, thresholds: Thresholds) -> _PendingLosses:
-        """Begin a block, with the term of the target itself."""
+        """Allocate the sums of a block, and compute the term of the target itself for each of its rows."""
         own_sbuf, term_sbuf = float32_like(thresholds.value_sbuf), float32_like(thresholds.value_sbuf)
         terms = hinges if self.scratch is None else square_hinges
         terms(term_sbuf, thresholds.value_sbuf, thresholds.bias_sbuf, own_sbuf)

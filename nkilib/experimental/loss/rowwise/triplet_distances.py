@@ -131,7 +131,7 @@ class Euclidean:
         return distance_sbuf
 
     def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor | None) -> None:
-        """Leave the differences unchanged: (d + eps) / distance is their derivative."""
+        """Do nothing: the derivative is (d + eps) / distance, and eps and 1 / distance are applied later."""
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ class Recipe:
         beta: 0: KL(teacher || student); 1: KL(student || teacher); between them the generalized Jensen-Shannon
             divergence.
         temperature: T, which divides the logits of both models.
-        student_logit_scale, teacher_logit_scale: the factors of product and bias, before the cap.
+        student_logit_scale, teacher_logit_scale: the factor that multiplies the logits of a model, before the cap.
         student_logit_softcap, teacher_logit_softcap: c of c * tanh(logits / c); None for no cap.
         compute_dtype: the name of the dtype that operands of another dtype are rounded to; None if operands stay as
             they are.

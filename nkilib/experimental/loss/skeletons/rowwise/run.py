@@ -356,7 +356,10 @@ class _Forward(Generic[Factors]):
             statistic.of_runs(results[number], runs[: number + 1], results[:number])
 
     def _finish(self, group: RowGroup) -> None:
-        """Compute and store the losses and coefficients of a group; with a reduction, add the losses to ``sums``."""
+        """Compute the losses and coefficients of a group, and store them.
+
+        With a reduction, the sum of each tile's losses is written to :attr:`sums` and no loss is stored.
+        """
         vectors = [loaded_rows(vector_hbm, group) for vector_hbm in self.launch.vectors_hbm]
         results = self.definition.results(self.statistics_sbuf.pop(group.start), vectors)
         if self.outputs.coefficients_hbm is not None:
