@@ -448,9 +448,9 @@ def fuse_linear_loss(
         -(p * p.log()) .sum(-1) of p, the softmax or the exponential of the log-softmax
         F.kl_div(logits.log_softmax(-1), of_teacher.log_softmax(-1), log_target=True)   of two fused models
 
-    Temperatures may be tensors of one element or of one for each position, by which the logits are divided, from 1e-6
-    to 1e6: on the CPU another value computes the logits, or raises an error in a graph of ``torch.compile``; on devices
-    no value is read, and it makes the results of its position NaN.
+    Logits may be divided by a tensor of temperatures from 1e-6 to 1e6, one for all positions or one for each. With
+    another value, the CPU computes the logits, or raises an error in a graph of ``torch.compile``; on devices no value
+    is read, and the results of the position are NaN.
 
     Everything else computes the logits as the unfused layer would, and continues with them: results are always those of
     the unfused model, and only the memory is not saved. A warning names the function and its place, once for each

@@ -11,9 +11,9 @@
   :func:`rows_and_classes` returns both numbers.
 
 Kernels take int32, and Neuron devices compute with 32 bits: a 64-bit integer may lose its upper half in any operation,
-and 2^32 + 3 would become class 3. So where the memory of a tensor can be viewed as int32, the halves of each integer
-are two int32. In a traced graph, and on XLA, there may be no such memory. The operations used there are correct with 64
-bits, and with 32 bits for all values that fit an int32.
+and 2^32 + 3 would become class 3. So this module reads a 64-bit integer as two int32 from the tensor's memory. In a
+traced graph, and on XLA, the memory may not be accessible. The operations used there are correct if they are computed
+with 64 bits, and also with 32 bits if all values fit an int32.
 """
 
 from __future__ import annotations
