@@ -134,7 +134,7 @@ def typed(array: Array, like: Array) -> Array:
 
 
 class Stage(str, Enum):
-    """A process of a step, in the order in which they run; its value names it on the command line of the worker."""
+    """A stage of a step, run in a process of its own. The value names it on the command line of the worker."""
 
     LAUNCH = "launch"  # on the real NKI
     MEASURE = "measure"  # with a profiler, once the process that launched is gone

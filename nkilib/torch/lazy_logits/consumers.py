@@ -178,8 +178,8 @@ def _loss(logits: LazyLogits, form: Form, target: Tensor, loss: _Loss, return_ou
 
 
 def _loss_of_torch(logits: LazyLogits, target: Tensor, loss: _Loss) -> Tensor | None:
-    """Return the cross-entropy of lazy logits as torch's function returns it; None if the target does not have one
-    class index for each position.
+    """Return the cross-entropy of lazy logits as torch's function returns it; None if the classes are not in the
+    dimension that torch expects, or if the target does not have one class index for each position.
     """
     if not _is_class_dim_of_losses(logits.form) or not _are_indices(logits.form, target):
         return None
@@ -268,8 +268,8 @@ def _own_cross_entropy(
 def _capped(form: Form, logit_softcap: float | None, temperature: float | Tensor) -> Form | None:
     """Return the form of logits to which a cap and then a temperature are applied.
 
-    The result is None if no form describes these logits, as when they already have a cap or temperatures and get
-    another cap.
+    The result is None if no form describes these logits. In particular, logits that already have a cap or temperatures
+    cannot get a cap.
     """
     is_capped = form.cap is not None or form.temperatures is not None
     if form.kind is not Kind.LOGITS or (is_capped and logit_softcap is not None):
@@ -437,8 +437,9 @@ def _max(input: LazyLogits, dim: int | None = None, keepdim: bool = False) -> An
 
 
 def _sum_of_logits(logits: LazyLogits) -> Tensor:
-    """Return the sum of the logits of each position over the classes: the product of the hidden states with the sum of
-    the weight over the classes, plus the sum of the bias.
+    """Return the sum of the logits z of each position over the classes; z must have no cap.
+
+    The sum is computed as scale / temperature * (hidden @ weight.sum(0) + bias.sum()).
     """
 
     def total(hidden: Tensor, target: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor]:
@@ -475,11 +476,11 @@ def _reduced(input: LazyLogits, dim: Any, keepdim: bool, dtype: torch.dtype | No
 
 
 def _total(logits: LazyLogits) -> Tensor | None:
-    """Return the sum over the classes, for each position, of the values that the form describes; None if no kernel
-    computes it.
+    """Return the sum over the classes, for each position, of the values that the form describes, without its factor;
+    None if it needs the logits.
 
-    A kernel computes the sum of logits, of log-probabilities (for label smoothing), and of p log p and p z (for an
-    entropy).
+    It does not for p log p and p z (for an entropy), and for logits and log-probabilities (for label smoothing) without
+    a cap on one rank.
     """
     form = logits.form
     if form.kind is Kind.P_LOG_P:

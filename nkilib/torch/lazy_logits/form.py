@@ -81,11 +81,10 @@ def _near(number: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """The description of logits z = softcap(scale * x) / temperatures, where x is the sum of the terms, or of a
-    function of z and p = softmax(z).
+    """The description of logits z = softcap(scale * x) / temperatures, or of a function of z and p = softmax(z).
 
     Attributes:
-        terms: the products whose sum is x.
+        terms: the products of hidden states and weights whose sum is x.
         class_dim: the dimension of the classes, counted from 0.
         classes: the number of classes of the logits, which are the first classes of the layer.
         scale: multiplies x.

@@ -121,7 +121,8 @@ class FusedHead:
             computes both products, so an adapter may have fewer features than kernels take alone.
         skip_logits: whether the next call returns lazy logits; None means that training and the option ``evaluation``
             decide.
-        was_called: whether the forward ran, outside of ``torch.compile``, since :class:`_TellsOfOther` read this flag.
+        was_called: whether the forward returned plain logits, outside of ``torch.compile``, since
+            :class:`_TellsOfOther` last read this flag.
     """
 
     layer: nn.Linear
@@ -150,8 +151,7 @@ class FusedHead:
     def is_asked(self) -> bool:
         """Return whether the next call should return lazy logits.
 
-        ``skip_logits`` decides. If it is None, the layer must be in training with gradients enabled, or the option
-        ``evaluation`` must be set.
+        ``skip_logits`` decides, unless it is None or :func:`_is_traced` returns True; then :func:`_is_wanted` decides.
         """
         if self.skip_logits is not None and not _is_traced():
             return self.skip_logits
@@ -202,8 +202,8 @@ class _Call:
 class _TellsOfOther:
     """A forward hook of an output layer that is not fused itself, but should contain fused layers.
 
-    If the output layer computes logits without calling the fused layers, the hook records that, and warns or raises an
-    error as ``on_compute`` says. Some adapters of PEFT do so, and so does a layer that replaced the fused one.
+    If the output layer returns logits that no fused layer computed, the hook records that, and warns or raises an error
+    as ``on_compute`` says. Some adapters of PEFT return such logits, and so does a layer that replaced the fused one.
     """
 
     options: FusedOptions

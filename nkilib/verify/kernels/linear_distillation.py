@@ -258,7 +258,7 @@ def _shard_backward(type_name: str) -> dict[str, Any]:
 
 
 def _mixture(make: Any, make_whole: Any | None = None) -> dict[str, Any]:
-    """Return the arguments of the mixture kernel, which has no labels, no ``moment_hbm`` and no classes of a shard.
+    """Return the arguments of the mixture kernel, which has no ``moment_hbm``, ``first_class`` and ``num_classes``.
 
     Args:
         make: a function that makes the arguments of a forward.

@@ -83,16 +83,14 @@ class Recipe:
 
     @property
     def student_unit(self) -> float:
-        """The unit in which kernels keep the student's logits before the temperature: the cap, or the scale if there
-        is no cap.
+        """The factor between the numbers that kernels keep on chip and the student's logits before the temperature: the
+        cap, or the scale if there is no cap.
         """
         return self.student_logit_scale if self.student_logit_softcap is None else self.student_logit_softcap
 
     @property
     def teacher_unit(self) -> float:
-        """The unit in which kernels keep the teacher's logits before the temperature: the cap, or the scale if there
-        is no cap.
-        """
+        """The same factor for the teacher's logits."""
         return self.teacher_logit_scale if self.teacher_logit_softcap is None else self.teacher_logit_softcap
 
 

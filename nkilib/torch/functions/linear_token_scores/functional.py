@@ -117,10 +117,10 @@ def _check_kernels_take(caller: Caller, arguments: LinearArguments, classes: int
 
 
 def _product_dtype(arguments: LinearArguments, compute_dtype: torch.dtype | None) -> torch.dtype | None:
-    """Return the caller's ``compute_dtype``; if it is None and the operands' dtypes differ, the dtype of the input.
+    """Return the dtype of the matrix product: ``compute_dtype`` unless that is None.
 
-    The result None stands for autocast's dtype if autocast is on, else for the dtype that all operands have. Dtypes
-    that no kernel takes are rejected later.
+    If it is None, the result is the dtype of the input if the dtypes of the operands differ and autocast is off. Else
+    it is None, which stands for autocast's dtype if autocast is on, and for the operands' dtype if it is off.
     """
     input, weight = arguments.input, arguments.linear_weight
     is_decided = compute_dtype is not None or autocast_dtype(input.device) is not None

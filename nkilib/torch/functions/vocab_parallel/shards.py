@@ -66,7 +66,7 @@ class VocabularyShards(NamedTuple):
 
     @property
     def columns(self) -> Columns:
-        """This rank's columns as the option that tells kernels their classes."""
+        """The kernels' option that says which classes this rank's columns are."""
         return Columns(sum(self.sizes[: self.rank]), self.num_classes)
 
     def own(self, of_classes: Tensor | None) -> Tensor | None:
@@ -279,14 +279,13 @@ class VocabularyStatistics(NamedTuple):
 def _check_different(
     caller: Caller, own: ShardStatistics, shards: VocabularyShards, target: Tensor, ignore_index: int
 ) -> None:
-    """Raise an error if the logits of all ranks have the same statistics, because every rank then seems to hold the
-    whole vocabulary.
+    """Raise an error if every rank seems to hold the whole vocabulary. The caller knows that the logits of all ranks
+    have the same statistics.
 
     Parts of a vocabulary may have the same statistics too: parts of one class each, parts of an output layer that is 0,
     and parts that every rank has initialised with the same seed. So an error is raised only if rows are not constant,
     and if every label is a class of the first rank, as all labels of a whole vocabulary are. These conditions have the
-    same value on all ranks, so either all ranks raise an error or none does. (In a group that does not communicate,
-    such as PyTorch's fake one, the sums are this rank's alone, and nothing is compared.)
+    same value on all ranks, so either all ranks raise an error or none does.
     """
     ranks, width = len(shards.sizes), shards.sizes[0]
     labels = target[~is_ignored(target, ignore_index)]
