@@ -34,9 +34,9 @@ _NOT_PASSED_ON: Final = frozenset(("weight", "reduction", "normalizer", "return_
 
 
 def _targets(logits: Tensor, labels: Tensor | None, shift_labels: Tensor | None, ignore_index: int) -> Tensor:
-    """Return the class to predict at every position of the logits [..., sequence, V], [..., sequence] on their device.
+    """Return the class to predict at every position, [..., sequence], on the device of the logits [..., sequence, V].
 
-    It is ``shift_labels`` if given, else the label of the next position; the last position has ``ignore_index``.
+    The classes are ``shift_labels`` if given, else the labels of the next positions, with ``ignore_index`` at the end.
 
     Raises:
         ValueError: neither labels nor targets are given, or their number differs from the number of positions.

@@ -3,9 +3,9 @@
 
 """The settling of instructions: each issued instruction of a core gets its time on the timeline, and a note in the log.
 
-An instruction starts when the tensors that it accesses are ready. :meth:`Settling.add` distinguishes computing
-instructions, transfers, *untimed* instructions (of unknown duration: they take no time) and *dropped* ones (which the
-compiler removes).
+:meth:`Settling.add` distinguishes four kinds of instructions. Computing instructions and transfers take time; *untimed*
+ones, of unknown duration, take none. All three wait for the tensors that they access. *Dropped* instructions, which the
+device does not run, neither wait nor take time.
 
 The simulator does not limit the number of tiles in PSUM, but on the device a partition has 8 banks of 2 KiB
 (``trainium_inferentia2_arch.rst``). If PSUM is full, a new tile (:class:`Banks`) takes the *place*, that is the bytes,

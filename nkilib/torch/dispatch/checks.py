@@ -260,8 +260,7 @@ def check_inplace(
         others: the other tensors of the call, by name.
         aligned: the names of tensors that may be ``input`` itself, the same memory element by element.
         is_kept: whether the kernel gets the memory of the input, not a copy.
-        needs: how the input must be so that the kernel gets its memory: the end of the error message "inplace=True
-            needs <input> <needs>".
+        needs: what the input must be for ``is_kept``: the end of the message "inplace=True needs <input> <needs>".
 
     Raises:
         RuntimeError: ``input`` is a leaf that requires grad, or a view of one; another tensor shares memory with
@@ -304,12 +303,13 @@ def check_same_shape(caller: Caller, input: Tensor, name: str, tensor: Tensor) -
 
 
 def check_loss(caller: Caller, tensors: Mapping[str, Any], reduction: Any, optional: Collection[str] = ()) -> None:
-    """Check the arguments of a loss, except shapes; the first of ``tensors`` is the input.
+    """Check the reduction of a loss, and everything but the shapes of its tensors, of which the first is the input.
 
     Tensors whose names are in ``optional`` may be None.
 
     Raises:
-        TypeError, ValueError, RuntimeError, NotImplementedError: see the functions that the body calls.
+        TypeError, ValueError, RuntimeError, NotImplementedError: see :func:`check_tensors`, :func:`check_reduction`,
+            :func:`check_plain`, :func:`check_devices` and :func:`check_tile_dtype`.
     """
     check_tensors(caller, tensors, optional)
     check_reduction(caller, reduction)

@@ -476,11 +476,10 @@ def _reduced(input: LazyLogits, dim: Any, keepdim: bool, dtype: torch.dtype | No
 
 
 def _total(logits: LazyLogits) -> Tensor | None:
-    """Return the sum over the classes, for each position, of the values that the form describes, without its factor;
-    None if it needs the logits.
+    """Return the sum over the classes, for each position, of the values that the form describes, without its factor.
 
-    It does not for p log p and p z (for an entropy), and for logits and log-probabilities (for label smoothing) without
-    a cap on one rank.
+    The result is None if the sum needs the logits. It does not need them for p log p and p z (for an entropy), and for
+    logits and log-probabilities (for label smoothing) if there is no cap and this rank has all classes.
     """
     form = logits.form
     if form.kind is Kind.P_LOG_P:

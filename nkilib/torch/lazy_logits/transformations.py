@@ -205,7 +205,7 @@ def _rank(form: Form, items: tuple[Any, ...]) -> int:
 def _cut(form: Form, classes: slice) -> Form | None:
     """Return the form cut to a slice of its classes; None unless the slice starts with the first class and has step 1.
 
-    A function of the logits may only keep all classes, because the softmax needs them.
+    If the form is a function of the logits, the slice must keep all classes, because the softmax needs them.
     """
     if classes.step not in (None, 1) or classes.start not in (None, 0):
         return None

@@ -136,8 +136,8 @@ def cross_entropy_loss(
 
         F.cross_entropy(pred.flatten(0, -2).float(), labels.flatten(), reduction="sum", ignore_index=-100)
 
-    For a sharded vocabulary it equals TorchTitan's ``_LossParallelCrossEntropy``. It takes two all-reduces instead of
-    three, and does not keep float32 log-probabilities [tokens, V / ranks] for the backward.
+    For a sharded vocabulary it equals TorchTitan's ``_LossParallelCrossEntropy``, but takes two all-reduces instead of
+    three, and keeps no float32 log-probabilities [tokens, V / ranks] for the backward.
 
     Args:
         pred: logits [..., V]; a DTensor, whose vocabulary may be sharded; or, with a group, this rank's part of the

@@ -389,7 +389,7 @@ class TargetCoefficients(ChunkCoefficients):
     The attributes below are used only for the elements at the targets.
 
     Attributes:
-        index_sbuf: the index of each row's target element, int32, counted from the first element of the batch.
+        index_sbuf: the index of each row's target element, int32, counted from the batch's first element of the logits.
         own_sbuf: A - D, see the head of the module.
         local_sbuf: 1.0, or 0.0 for a target that is ignored or whose class is in another shard.
         weights_sbuf: the class weights of the columns that the indices point to; None without class weights.
@@ -475,7 +475,8 @@ class UniformCoefficients:
 
     Attributes:
         bias_sbuf: log(scale) - lse, float32 [rows, 1].
-        index_sbuf: the index of each target element, int32 [rows, 1], counted from the first element of the batch.
+        index_sbuf: the index of each row's target element, int32 [rows, 1], counted from the batch's first element of
+            the logits.
         scale: the upstream gradient of every loss.
     """
 

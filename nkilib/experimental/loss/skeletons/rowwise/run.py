@@ -358,7 +358,7 @@ class _Forward(Generic[Factors]):
     def _finish(self, group: RowGroup) -> None:
         """Compute the losses and coefficients of a group, and store them.
 
-        With a reduction, the sum of each tile's losses is written to :attr:`sums` and no loss is stored.
+        With a reduction, losses are not stored; their sums, one per partition and tile, are written to :attr:`sums`.
         """
         vectors = [loaded_rows(vector_hbm, group) for vector_hbm in self.launch.vectors_hbm]
         results = self.definition.results(self.statistics_sbuf.pop(group.start), vectors)
