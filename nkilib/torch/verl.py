@@ -4,8 +4,8 @@
 """Log-probability and entropy from hidden states for verl, on the kernels. Importing this module does not import verl.
 
 :func:`linear_cross_entropy` and :func:`fused_linear_for_ppo` have the arguments of verl's functions, and
-:func:`install` replaces verl's functions by them. The reference is ``verl/utils/kernel/linear_cross_entropy.py`` and
-``verl/utils/experimental/torch_functional.py``, version 0.9.1.
+:func:`install` replaces verl's functions by them. Verl 0.9.1 defines its functions in
+``verl/utils/kernel/linear_cross_entropy.py`` and ``verl/utils/experimental/torch_functional.py``.
 docs/reference/torch.md#which-function-for-which-trainer describes how a worker of verl calls :func:`install`.
 """
 

@@ -49,7 +49,7 @@ class Status(str, Enum):
 
     @property
     def is_difference(self) -> bool:
-        """Whether a step with this status lets the command exit with 1."""
+        """Whether a step with this status makes the command exit with code 1."""
         return self not in (Status.AS_EXPECTED, Status.MEASURED, Status.MODELLED, Status.NOT_RUN)
 
     @property

@@ -260,7 +260,7 @@ def check_inplace(
         others: the other tensors of the call, by name.
         aligned: the names of tensors that may be ``input`` itself, the same memory element by element.
         is_kept: whether the kernel gets the memory of the input, not a copy.
-        needs: what the input must be for ``is_kept``: the end of the message "inplace=True needs <input> <needs>".
+        needs: the property that gives ``is_kept``, for the message "inplace=True needs <input> <needs>".
 
     Raises:
         RuntimeError: ``input`` is a leaf that requires grad, or a view of one; another tensor shares memory with

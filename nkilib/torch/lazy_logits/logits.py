@@ -467,7 +467,7 @@ def _compute_all(call: HeadCall, function: str) -> None:
 def _made(
     first: LazyLogits, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> Any:
-    """Return lazy logits for the form, or a tuple of them for the forms, that a recorded call of ``function`` gave."""
+    """Return lazy logits for ``result``, the form or the tuple of forms that a recorded call of ``function`` gave."""
     mode = Mode.current(first.device)
     if isinstance(result, tuple):
         return tuple(

@@ -4,9 +4,9 @@
 """Losses whose targets are class indices, which kernels take as int32.
 
 - :func:`indexed_loss` makes the operators of such a loss from one description; :data:`SCORES`, :data:`CLASS_WEIGHT` and
-  :func:`class_targets` are parts of it;
-- :func:`kernel_target` converts the indices in a call, :func:`int32_targets` before it; :func:`is_ignored` and
-  :func:`check_range` read their values;
+  :func:`class_targets` are parts of such descriptions;
+- :func:`kernel_target` converts the indices during a call, and :func:`int32_targets` before it; :func:`is_ignored`
+  finds ignored positions, and :func:`check_range` rejects classes that do not exist;
 - :func:`check_classes` and :func:`check_inplace_scores` check a loss of scores [N, C] or [C], for N rows and C classes;
   :func:`rows_and_classes` returns both numbers.
 

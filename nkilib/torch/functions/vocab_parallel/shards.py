@@ -5,8 +5,8 @@
 
 - :class:`VocabularyShards`: the classes of each rank. :func:`shards_of_ranks` computes them from this process's
   :class:`GroupPlace` (:func:`group_place`), without communication;
-- :func:`unpadded_sizes`, :func:`without_padding`: columns that are no classes;
-- :func:`check_no_group`, :func:`check_whole`: arguments that a DTensor or a missing group excludes;
+- :func:`unpadded_sizes`, :func:`without_padding`: leave out padding, which are columns that are no classes;
+- :func:`check_no_group`, :func:`check_whole`: reject arguments that a DTensor or a missing group excludes;
 - :class:`VocabularyStatistics`: statistics over all classes. :func:`combined_statistics` all-reduces them:
   :func:`sums_of_ranks` adds sums, whose summands :func:`product_or_zero` computes, and :func:`greatest_of_ranks` takes
   maxima. The scores and the distillation use these functions too.
