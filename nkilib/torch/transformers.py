@@ -34,8 +34,9 @@ _NOT_PASSED_ON: Final = frozenset(("weight", "reduction", "normalizer", "return_
 
 
 def _targets(logits: Tensor, labels: Tensor | None, shift_labels: Tensor | None, ignore_index: int) -> Tensor:
-    """Return the class to predict at every position of logits [..., sequence, V], as a tensor [..., sequence] on their
-    device: ``shift_labels`` if given, else the label of the next position, and ``ignore_index`` at the last one.
+    """Return the class to predict at every position, [..., sequence], on the device of the logits [..., sequence, V].
+
+    The classes are ``shift_labels`` if given, else the labels of the next positions, with ``ignore_index`` at the end.
 
     Raises:
         ValueError: neither labels nor targets are given, or their number differs from the number of positions.
@@ -101,8 +102,8 @@ def causal_lm_loss(
 
         F.cross_entropy(logits.float().view(-1, vocab_size), shifted.view(-1), ignore_index=ignore_index)
 
-    and with ``num_items_in_batch`` the sum of the losses divided by that number. The logits are not copied to float32:
-    the kernels compute in float32 whatever the type of the logits, and round the gradient once.
+    With ``num_items_in_batch`` it is the sum of the losses divided by that number. The logits are not copied to
+    float32: the kernels compute in float32 whatever the type of the logits, and round the gradient once.
 
     Args:
         logits: [..., sequence, V], bfloat16, float16 or float32; other floating types are first cast to float32.

@@ -3,8 +3,9 @@
 
 """The PyTorch calls of ``python -m nkilib verify``: small calls on a device, whose results are numpy arrays.
 
-Cross-entropy runs with operators of either kind (:func:`eager`, :func:`library`), compiled, in place and on
-PyTorch/XLA; :func:`collectives` runs all-reduces. A call whose prerequisite is missing raises an :class:`AbsentError`.
+Cross-entropy runs with the default operators (:func:`eager`), with those of ``torch.library`` (:func:`library`),
+compiled, in place and on PyTorch/XLA; :func:`collectives` runs all-reduces. A call raises an :class:`AbsentError` if
+something that it needs is missing on this machine.
 Devices have PyTorch's names: ``"neuron"``, or ``"cpu"`` for the simulator. ``is_device`` selects between them.
 """
 
@@ -67,8 +68,8 @@ def _loss_and_gradient(
 
 
 def eager(is_device: bool, logits: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Results:
-    """Return the mean loss, its gradient, and a flag: 1 if the loss ran on the operators meant for the device, else
-    0.
+    """Return the mean loss, its gradient, and a flag: 0 if a device was used without the operators of NKI's ``nki_op``,
+    else 1.
     """
     device = device_of(is_device)
     results = _loss_and_gradient(cross_entropy, device, logits, targets)

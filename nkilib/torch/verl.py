@@ -4,8 +4,8 @@
 """Log-probability and entropy from hidden states for verl, on the kernels. Importing this module does not import verl.
 
 :func:`linear_cross_entropy` and :func:`fused_linear_for_ppo` have the arguments of verl's functions, and
-:func:`install` replaces verl's functions by them. The reference is ``verl/utils/kernel/linear_cross_entropy.py`` and
-``verl/utils/experimental/torch_functional.py``, version 0.9.1.
+:func:`install` replaces verl's functions by them. Verl 0.9.1 defines its functions in
+``verl/utils/kernel/linear_cross_entropy.py`` and ``verl/utils/experimental/torch_functional.py``.
 docs/reference/torch.md#which-function-for-which-trainer describes how a worker of verl calls :func:`install`.
 """
 
@@ -92,10 +92,10 @@ def _temperature_of_positions(caller: str, temperature: float | Tensor, hidden: 
 
 
 class _GradientOnFirstRank(torch.autograd.Function):
-    """The identity as an autograd function whose gradient is equal on all ranks.
+    """The identity as an autograd function whose upstream gradient is the same on all ranks.
 
-    The backward returns the gradient on the first rank and zeros on the others, so that the sum over the ranks is the
-    gradient.
+    The backward returns the upstream gradient on the first rank and zeros on the others, so that adding the gradients
+    of the ranks gives the upstream gradient.
     """
 
     @staticmethod
@@ -134,15 +134,15 @@ def linear_cross_entropy(
         weight: the weight [V, D]; with a group, this rank's rows of it, equally many on each rank.
         labels: integers [...], of the shape of ``hidden`` without the last dimension, counted over the classes of all
             ranks. -100 has log-probability 0.
-        temperature: divides the logits; from 1e-6 to 1e6. Each new number compiles a new kernel, and no tensor does. A
-            tensor, which has no gradient, has one element; or one for each of the N positions, of the shape of
-            ``labels``, [N], or [1, N]; or for labels [batch, ...] one for each sample, [batch]. Behind these, sizes of
-            1 may follow. Values of tensors below 1e-6, such as 0 at padding, are taken as 1e-6.
+        temperature: divides the logits; from 1e-6 to 1e6. Each new number compiles a new kernel; new values of a tensor
+            do not. A tensor, which has no gradient, has one element; or one for each of the N positions, in the shape
+            of ``labels``, [N] or [1, N]; or for labels [batch, ...] one for each sample, [batch]. Further dimensions of
+            size 1 may follow. Values of tensors below 1e-6, such as 0 at padding, are taken as 1e-6.
         reduction: the reduction of the log-probabilities: ``"none"``, ``"sum"`` or ``"mean"`` over all positions, in
             upper or lower case.
-        dist_process_group: the ranks that share the vocabulary. As in verl, the gradient of ``hidden`` is then a
-            summand of the sum over these ranks, which verl computes where it gathers the sequence-parallel region. Here
-            the first rank has the whole gradient and the others have zeros, so that no sum rounds.
+        dist_process_group: the ranks that share the vocabulary. As in verl, the gradients of ``hidden`` on these ranks
+            then still have to be added; verl does so where it gathers the sequence-parallel region. Here the first rank
+            has the whole gradient and the others have zeros, so that the addition does not round.
 
     Returns:
         Two float32 differentiable tensors: log-probabilities [N], or a scalar if they are reduced, and the entropies

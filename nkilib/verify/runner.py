@@ -83,8 +83,8 @@ def _end_all(process: subprocess.Popen[bytes]) -> None:
 def run_limited(command: Sequence[str], environment: Mapping[str, str], log: Path, seconds: float) -> Ended:
     """Run a command in a session of its own, append its output to a file, and return how it ended.
 
-    After ``seconds`` the processes of the session get SIGTERM, and soon after that SIGKILL. A process that a driver
-    blocks may not end even then; it is left behind, and this function returns.
+    When the command has ended, or after ``seconds``, all processes of the session get SIGTERM, and then SIGKILL. A
+    process that a driver blocks may not end even then; it is left behind, and this function returns.
     """
     start = time.monotonic()
     with log.open("ab") as output:
@@ -265,8 +265,8 @@ class Report:
         self.entries = {name: entry for name, entry in self.entries.items() if not entry.status.has_ended_badly}
 
     def differences(self, header: Mapping[str, Any]) -> list[str]:
-        """Return a clause for each fact, such as a version, in which the header of this report differs from
-        ``header``.
+        """Return a clause for each fact, such as a version, that must be the same to continue a run, and in which the
+        header of this report differs from ``header``.
         """
         return [clause for name in _SAME for clause in _differing(name, self.header.get(name), header.get(name))]
 
@@ -354,8 +354,8 @@ class Settings:
     def environment(self, step: Step, stage: Stage, directory: Path) -> dict[str, str]:
         """Return the environment variables of the process that runs a stage of a step.
 
-        The variables of this process come first, then those that choose cores, target and backend, and if the stage
-        launches, those of the step.
+        Variables of this process are kept, except those that choose cores, target and backend. If the stage launches,
+        the variables of the step are added.
         """
         own = {
             lnc.VARIABLE: str(step.cores),

@@ -49,7 +49,7 @@ class Status(str, Enum):
 
     @property
     def is_difference(self) -> bool:
-        """Whether a step with this status lets the command exit with 1."""
+        """Whether a step with this status makes the command exit with code 1."""
         return self not in (Status.AS_EXPECTED, Status.MEASURED, Status.MODELLED, Status.NOT_RUN)
 
     @property
@@ -134,7 +134,7 @@ def typed(array: Array, like: Array) -> Array:
 
 
 class Stage(str, Enum):
-    """A process of a step, in the order in which they run; its value names it on the command line of the worker."""
+    """A stage of a step, run in a process of its own. The value names it on the command line of the worker."""
 
     LAUNCH = "launch"  # on the real NKI
     MEASURE = "measure"  # with a profiler, once the process that launched is gone

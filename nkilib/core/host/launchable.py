@@ -84,16 +84,15 @@ def launchable(
     """Make a kernel of a function of NKI code with ``nki.jit``, and mark the kernel as replayable
     (:func:`nkilib.nki.replayable`).
 
-    To type checkers the kernel has the arguments of the function, and its results are :data:`HostArray`: one, a pair,
-    or a tuple whose length depends on the options. If the function is declared to return one result or a tuple, type
-    checkers take the result for ``Any``.
+    To type checkers the kernel has the arguments of the function, and each tensor that the function is declared to
+    return is a :data:`HostArray`. If the declared type is the union of a tensor and a tuple, the result is ``Any``.
 
     Args:
         function: the plain function.
         guarantee: the promises of the kernel.
-        work: a function that gives the work of a launch from its arguments.
-        trips: a function that gives the largest number of iterations of each loop whose iteration count depends on the
-            data, from the arguments of a launch.
+        work: a function of the kernel's arguments that returns the work of a launch.
+        trips: a function of the kernel's arguments that returns the largest possible iteration count of each loop whose
+            iteration count depends on the data; None if the kernel has no such loop.
     """
     stated = replayable(states_guarantee(guarantee)(states_work(work)(function)))
     kernel = _MADE[function] = nki.jit(stated if trips is None else states_trips(trips)(stated))

@@ -147,7 +147,7 @@ class _Forward:
     not finished.
 
     Attributes:
-        matrices: pairs of x and y.
+        matrices: pairs of input x and result y in HBM.
         kind: softmax or log-softmax.
         plan: the plan of the rows.
         batches: the batches of the core.
@@ -156,7 +156,7 @@ class _Forward:
             tiles of x if x is float32; empty if no such values are kept.
         kept: tiles for kept exponentials of pieces, exp(x - m_k), float32.
         results: tiles for results of pieces that cannot overwrite x or kept values, because the types differ.
-        junk: tiles for exponentials of which only the sum is used.
+        junk: scratch tiles: an instruction that sums exponentials also writes the exponentials, which nothing reads.
         halves: tiles for the maxima of pairs of elements (:func:`.halved`).
         exponentials: tiles for exponentials that the second pass computes again.
         ceiling_sbuf: the largest finite float32 number, [128, 1].

@@ -170,10 +170,11 @@ def exchange(call: Call, place: str, src: NkiTensor, how: tuple[str, str]) -> Pa
 
 
 def received_values(received: Parcel) -> npt.NDArray[Any]:
-    """Return the values that the other core has sent.
+    """Return the values in a parcel of the other core.
 
     Raises:
-        ValuesWanted: the launch did not compute these values.
+        ValuesWanted: the parcel has only shape and type, because the launch left out the values of the sent tensor.
+        DataNeeded: the parcel has only shape and type, because the launch is on shapes.
     """
     received.src.storage.need_values(received.src)
     assert received.values is not None

@@ -51,8 +51,8 @@ class OccupiedBytes:
         step: the bytes from the start of one run to the start of the next; 0 if there is one run.
         count: the number of runs; 0 if they are not at equal distances.
         level: the bit length of ``last - first``, which groups parts of similar size.
-        column: ``first`` modulo ``step``, if no run crosses a multiple of ``step``; else, or if ``step`` is 0, 0.
-        column_end: ``column + length``, if no run crosses a multiple of ``step``; else ``max(1, step)``.
+        column: ``first % step``. It is 0 if ``step`` is 0, or if a run crosses a multiple of ``step``.
+        column_end: ``column + length``. It is 1 if ``step`` is 0, and ``step`` if a run crosses a multiple of ``step``.
     """
 
     layout: Layout

@@ -3,14 +3,15 @@
 
 """The settling of instructions: each issued instruction of a core gets its time on the timeline, and a note in the log.
 
-:meth:`Settling.add` settles computing, transfer, untimed and dropped instructions in different ways. Each waits for the
-tensors that it touches.
+:meth:`Settling.add` distinguishes four kinds of instructions. Computing instructions and transfers take time; *untimed*
+ones, of unknown duration, take none. All three wait for the tensors that they access. *Dropped* instructions, which the
+device does not run, neither wait nor take time.
 
 The simulator does not limit the number of tiles in PSUM, but on the device a partition has 8 banks of 2 KiB
 (``trainium_inferentia2_arch.rst``). If PSUM is full, a new tile (:class:`Banks`) takes the *place*, that is the bytes,
 of the tiles that were used longest ago, and waits for the accesses to them (:class:`_Vacated`). The compiler's choice
-of the place is not published. SBUF is not modelled this way: a compiler loads into SBUF out of order, and a public
-product whose tiles fill SBUF is measured without such waits.
+of the place is not published. SBUF is not modelled this way: a compiler loads into SBUF out of order, and a published
+measurement of a matrix product whose tiles fill SBUF shows no such waits.
 
 The arguments ``reads`` and ``writes`` list the parts of tensors (:class:`~.dependencies.Place`) that an instruction
 accesses.

@@ -260,12 +260,12 @@ def check_inplace(
         others: the other tensors of the call, by name.
         aligned: the names of tensors that may be ``input`` itself, the same memory element by element.
         is_kept: whether the kernel gets the memory of the input, not a copy.
-        needs: the condition for ``is_kept``, for the message "inplace=True needs <input> <needs>".
+        needs: the property that gives ``is_kept``, for the message "inplace=True needs <input> <needs>".
 
     Raises:
-        RuntimeError: the input is a leaf that requires grad, or a view of one; another tensor shares memory with it;
-            torch.compile is tracing.
-        ValueError: the kernel would get a copy.
+        RuntimeError: ``input`` is a leaf that requires grad, or a view of one; another tensor shares memory with
+            ``input``; torch.compile is tracing.
+        ValueError: ``is_kept`` is False.
     """
     if torch.compiler.is_compiling():
         from nkilib.torch.dispatch.uncompiled import refuse_inplace  # which imports the compiler
@@ -303,10 +303,13 @@ def check_same_shape(caller: Caller, input: Tensor, name: str, tensor: Tensor) -
 
 
 def check_loss(caller: Caller, tensors: Mapping[str, Any], reduction: Any, optional: Collection[str] = ()) -> None:
-    """Run all checks of this module that do not depend on shapes, for a loss whose first tensor is the input.
+    """Check the reduction of a loss, and everything but the shapes of its tensors, of which the first is the input.
+
+    Tensors whose names are in ``optional`` may be None.
 
     Raises:
-        TypeError, ValueError, RuntimeError, NotImplementedError: see the checks above.
+        TypeError, ValueError, RuntimeError, NotImplementedError: see :func:`check_tensors`, :func:`check_reduction`,
+            :func:`check_plain`, :func:`check_devices` and :func:`check_tile_dtype`.
     """
     check_tensors(caller, tensors, optional)
     check_reduction(caller, reduction)

@@ -220,14 +220,14 @@ def chunked_loss(hidden: Tensor, target: Tensor, head: nn.Module, loss: Loss, nu
     """Return the sum over chunks of tokens of ``loss(head(hidden), target)``, a scalar tensor.
 
     The backward of a chunk runs before the forward of the next one. The gradients of ``hidden`` and of the parameters
-    of ``head`` (the latter summed in float32) are kept until the backward of the result, which scales and returns them,
-    once. Under FSDP2, where a module collects the gradients of its own parameters, the parameters of ``head`` get their
-    gradients during this call instead, unscaled: its weights are gathered once, and its gradients are reduced with the
-    last chunk.
+    of ``head`` (the latter summed in float32) are kept until the backward of the result, which scales and returns them
+    and may run only once. Under FSDP2, where a module collects the gradients of its own parameters, the parameters of
+    ``head`` get their gradients during this call instead, unscaled: the weights of ``head`` are gathered once, and the
+    gradients are reduced with the last chunk.
 
     Args:
         hidden: [..., width], the input of ``head``; if it is a DTensor, every rank must hold whole rows.
-        target: [...], the targets of the same tokens; if it is a DTensor, the targets that this rank holds.
+        target: [...], the targets of the same tokens; of a DTensor, this rank's part is used.
         head: the output layer. Tensors that it uses beside its input and its parameters get no gradient.
         loss: a function of logits [tokens, V] and targets [tokens] that returns a sum over tokens.
         num_chunks: the number of chunks, which have equally many tokens except for the last one.
@@ -375,7 +375,7 @@ def results_in_forward(head: Any, hidden: Tensor, target: Tensor, function: OfHe
     forward for one call. FSDP2's hooks cast the inputs and outputs of that call by the mixed precision policy:
 
     - Only hidden states and targets are arguments of the call.
-    - The results are float32, so the call does not return them. It returns a *token*, the number 0, on which the
+    - The policy would cast results, so the call does not return them. It returns a *token*, the number 0, on which the
       results depend: a hook on the token gathers the weight before the backward of any result needs it.
 
     Args:
@@ -385,8 +385,8 @@ def results_in_forward(head: Any, hidden: Tensor, target: Tensor, function: OfHe
         function: a function of hidden states, targets, weight and bias. The tensors that it returns may have any type.
 
     Returns:
-        The results of ``function``, in their own dtypes even under a policy; copies if ``head`` is called and its
-        backward has to gather.
+        The results of ``function``, in their own dtypes even under a policy. They are copies if ``head`` is called and
+        one of them requires a gradient.
     """
     if not is_fully_sharded(head):
         return function(hidden, target, head.weight, head.bias)

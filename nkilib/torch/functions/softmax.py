@@ -106,9 +106,9 @@ class _Restored(torch.autograd.Function):
     """An autograd function that gives the operator's result the shape and layout of the caller's tensor, in the same
     memory.
 
-    The returned tensor is not a view, so ``detach_()`` works. It shares its version with the operator's result, which
-    the backward needs, so that in-place arithmetic makes the backward raise PyTorch's error. The arguments of ``apply``
-    are the operator's result, the layout, and the caller's shape.
+    The returned tensor is not a view, so ``detach_()`` works. It shares the version counter of the operator's result,
+    which is saved for the backward. So after in-place arithmetic on the returned tensor, the backward raises PyTorch's
+    error. The arguments of ``apply`` are the operator's result, the layout, and the caller's shape.
     """
 
     generate_vmap_rule = True

@@ -178,8 +178,8 @@ def _loss(logits: LazyLogits, form: Form, target: Tensor, loss: _Loss, return_ou
 
 
 def _loss_of_torch(logits: LazyLogits, target: Tensor, loss: _Loss) -> Tensor | None:
-    """Return the cross-entropy of lazy logits as torch's function returns it; None if the target does not have one
-    class index for each position.
+    """Return the cross-entropy of lazy logits as torch's function returns it; None if the classes are not in the
+    dimension that torch expects, or if the target does not have one class index for each position.
     """
     if not _is_class_dim_of_losses(logits.form) or not _are_indices(logits.form, target):
         return None
@@ -268,8 +268,8 @@ def _own_cross_entropy(
 def _capped(form: Form, logit_softcap: float | None, temperature: float | Tensor) -> Form | None:
     """Return the form of logits to which a cap and then a temperature are applied.
 
-    The result is None if no form describes these logits, as when they already have a cap or temperatures and get
-    another cap.
+    The result is None if no form describes these logits. In particular, logits that already have a cap or temperatures
+    cannot get a cap.
     """
     is_capped = form.cap is not None or form.temperatures is not None
     if form.kind is not Kind.LOGITS or (is_capped and logit_softcap is not None):
@@ -353,7 +353,8 @@ def _token_scores(
 def _gather(input: LazyLogits, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor | None:
     """Return torch's ``gather`` from lazy logits, log-probabilities or probabilities along the classes.
 
-    The result is None for another dimension, for other positions, or if a position has too many classes.
+    The result is None if ``dim`` is not the dimension of the classes, if ``index`` does not have all positions, or if
+    ``index`` has too many classes for each position.
     """
     form = input.form
     is_known = dim % form.ndim == form.class_dim and isinstance(index, Tensor) and index.dim() == form.ndim
@@ -436,8 +437,9 @@ def _max(input: LazyLogits, dim: int | None = None, keepdim: bool = False) -> An
 
 
 def _sum_of_logits(logits: LazyLogits) -> Tensor:
-    """Return the sum of the logits of each position over the classes: the product of the hidden states with the sum of
-    the weight over the classes, plus the sum of the bias.
+    """Return the sum of the logits z of each position over the classes; z must have no cap.
+
+    The sum is computed as scale / temperature * (hidden @ weight.sum(0) + bias.sum()).
     """
 
     def total(hidden: Tensor, target: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor]:
@@ -474,11 +476,10 @@ def _reduced(input: LazyLogits, dim: Any, keepdim: bool, dtype: torch.dtype | No
 
 
 def _total(logits: LazyLogits) -> Tensor | None:
-    """Return the sum over the classes, for each position, of the values that the form describes; None if no kernel
-    computes it.
+    """Return the sum over the classes, for each position, of the values that the form describes, without its factor.
 
-    A kernel computes the sum of logits, of log-probabilities (for label smoothing), and of p log p and p z (for an
-    entropy).
+    The result is None if the sum needs the logits. It does not need them for p log p and p z (for an entropy), and for
+    logits and log-probabilities (for label smoothing) if there is no cap and this rank has all classes.
     """
     form = logits.form
     if form.kind is Kind.P_LOG_P:
@@ -532,9 +533,10 @@ def _distillation_loss(student_logits: LazyLogits, teacher_logits: Any, **option
 def _divergence(student: LazyLogits, teacher: LazyLogits, options: dict[str, Any]) -> Tensor | None:
     """Return ``linear_distillation_loss`` of two lazy logits; None if that function cannot compute it.
 
-    It cannot if the shapes differ, the classes are not the last dimension, the student's weight is spread over ranks, a
-    model has a tensor of temperatures or logits that are a sum of several products, the teacher requires grad, the
-    teacher's weight is missing or a DTensor, or the products of the models have different dtypes.
+    The function cannot compute it in these cases: the shapes differ; the classes are not the last dimension; a model
+    has a tensor of temperatures, or logits that are a sum of several products; the student's weight is spread over
+    ranks; the teacher requires grad; the teacher's weight is missing or a DTensor; the products of the models have
+    different dtypes.
 
     Args:
         student, teacher: logits, or their log-softmax.

@@ -56,10 +56,10 @@ class Term:
     """A product of hidden states with the weight of a layer, plus its bias.
 
     Attributes:
-        hidden: the hidden states; the dimension of their features is that of the classes in the logits.
+        hidden: the hidden states, with the features in the dimension that has the classes in the logits.
         layer: the layer, a ``torch.nn.Linear``.
-        parameters: views of its weight and, if it has one, of its bias. Code that follows the graph of an output, such
-            as DistributedDataParallel, finds the parameters here.
+        parameters: views of the layer's weight and, if there is one, the layer's bias. Code that follows the graph of
+            an output, such as DistributedDataParallel, finds the parameters here.
         factor: multiplies the product, if the form is a sum of products.
         mesh: the ranks over which the classes of the layer are spread; None: this rank has all of them.
     """
@@ -81,13 +81,12 @@ def _near(number: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """The description of logits z = softcap(scale * x) / temperatures, where x is the sum of the terms, or of a
-    function of z and p = softmax(z).
+    """The description of logits z = softcap(scale * x) / temperatures, or of a function of z and p = softmax(z).
 
     Attributes:
-        terms: the products whose sum is x.
+        terms: the products of hidden states and weights whose sum is x.
         class_dim: the dimension of the classes, counted from 0.
-        classes: the number of classes that the logits keep: the first ones of the layer.
+        classes: the number of classes of the logits, which are the first classes of the layer.
         scale: multiplies x.
         cap: None for z = scale * x; else z = cap * tanh(scale / cap * x), as ``logit_softcap`` of
             :func:`nkilib.torch.linear_cross_entropy`. Right after a tanh, the cap is 1, until a factor multiplies it.

@@ -117,11 +117,12 @@ class FusedHead:
     Attributes:
         layer: the output layer, a ``torch.nn.Linear``.
         options: the options of ``fuse_linear_loss``, and the record of the layer.
-        is_adapter: whether its results are added to another fused layer's. Both layers are then one product with the
-            features of both, so an adapter may have fewer features than kernels take.
+        is_adapter: whether the layer is an adapter, whose results are added to those of another fused layer. One kernel
+            computes both products, so an adapter may have fewer features than kernels take alone.
         skip_logits: whether the next call returns lazy logits; None means that training and the option ``evaluation``
             decide.
-        was_called: whether the forward ran, outside of ``torch.compile``, since :class:`_TellsOfOther` read this flag.
+        was_called: whether the forward returned plain logits, outside of ``torch.compile``, since
+            :class:`_TellsOfOther` last read this flag.
     """
 
     layer: nn.Linear
@@ -150,8 +151,7 @@ class FusedHead:
     def is_asked(self) -> bool:
         """Return whether the next call should return lazy logits.
 
-        ``skip_logits`` decides. If it is None, the layer must be in training with gradients enabled, or the option
-        ``evaluation`` must be set.
+        ``skip_logits`` decides, unless it is None or :func:`_is_traced` returns True; then :func:`_is_wanted` decides.
         """
         if self.skip_logits is not None and not _is_traced():
             return self.skip_logits
@@ -202,8 +202,8 @@ class _Call:
 class _TellsOfOther:
     """A forward hook of an output layer that is not fused itself, but should contain fused layers.
 
-    The hook records and warns if the layer computed logits without the fused layers inside it. Some adapters of PEFT do
-    that, and so does a layer that replaced the fused one.
+    If the output layer returns logits that no fused layer computed, the hook records that, and warns or raises an error
+    as ``on_compute`` says. Some adapters of PEFT return such logits, and so does a layer that replaced the fused one.
     """
 
     options: FusedOptions
@@ -231,7 +231,8 @@ def _watch(layer: object, options: FusedOptions) -> None:
 class _TakesSkipLogits:
     """A hook before the forward of the model.
 
-    The hook removes the argument ``skip_logits`` of earlier releases, and notices if the output layer was replaced.
+    The hook takes the argument ``skip_logits`` of earlier releases out of a call, and passes it on to ``heads``. If the
+    model's output layer is no longer the fused one, the hook adds a :class:`_TellsOfOther` to it.
 
     Attributes:
         heads: the forwards of the fused layers.
@@ -270,8 +271,8 @@ def _sizes_of(layer: nn.Linear) -> tuple[int, int]:
 def _is_wanted(options: FusedOptions, layer: nn.Module) -> bool:
     """Return whether a call of an output layer should return lazy logits if a kernel takes the operands.
 
-    It should in training with gradients enabled, or always with the option ``evaluation``, but not under
-    :func:`_is_traced`.
+    It should in training with gradients enabled; with the option ``evaluation``, always. It never should while
+    :func:`_is_traced` returns True.
     """
     return not _is_traced() and (options.evaluation or (layer.training and torch.is_grad_enabled()))
 
@@ -438,8 +439,8 @@ def fuse_linear_loss(
     """Make the output layer of a model return logits that are not computed until something needs them.
 
     In training the layer then returns :class:`LazyLogits` in place of a tensor. The rest is the model's code and yours:
-    shifts, selections of positions, scales, soft caps, temperatures and casts are recorded, and where the object
-    reaches a loss, a kernel computes it from hidden states and weights, with no logits in memory. These run so::
+    shifts, selections of positions, scales, soft caps, temperatures and casts are recorded. Where the object reaches a
+    loss, a kernel computes the loss from hidden states and weights, with no logits in memory. Kernels compute::
 
         F.cross_entropy(logits, target)   nn.CrossEntropyLoss   F.nll_loss(logits.log_softmax(-1), target)
         logits.log_softmax(-1).gather(-1, ids)   logits.gather(-1, ids)   logits.logsumexp(-1)   logits.argmax(-1)
@@ -447,15 +448,15 @@ def fuse_linear_loss(
         -(p * p.log()) .sum(-1) of p, the softmax or the exponential of the log-softmax
         F.kl_div(logits.log_softmax(-1), of_teacher.log_softmax(-1), log_target=True)   of two fused models
 
-    Temperatures may be tensors of one element or of one for each position, by which the logits are divided, from 1e-6
-    to 1e6: on the CPU another value computes the logits, or raises an error in a graph of ``torch.compile``; on devices
-    no value is read, and it makes the results of its position NaN.
+    Logits may be divided by a tensor of temperatures from 1e-6 to 1e6, one for all positions or one for each. With
+    another value, the CPU computes the logits, or raises an error in a graph of ``torch.compile``; on devices no value
+    is read, and the results of the position are NaN.
 
-    Everything else computes the logits as the layer alone would, and goes on with them: results are always those of the
-    stock model, and only the memory is not saved. A warning names the function and its place, once a place;
-    :func:`fused_calls` lists all. Results of kernels are computed in float32 and rounded to the dtype that the stock
-    model's have. After ``model.eval()``, under ``torch.no_grad()``, in ``torch.export`` and ``torch.func``, the layer
-    returns logits.
+    Everything else computes the logits as the unfused layer would, and continues with them: results are always those of
+    the unfused model, and only the memory is not saved. A warning names the function and its place, once for each
+    place; :func:`fused_calls` lists all. Results of kernels are computed in float32 and rounded to the dtype of the
+    unfused model's results. After ``model.eval()``, under ``torch.no_grad()``, in ``torch.export`` and ``torch.func``,
+    the layer returns logits.
 
     Each function that runs a kernel multiplies hidden states and weights once in the forward: a loss and an accuracy
     are two launches. ``gather`` and ``logsumexp`` of the same object are one.
@@ -477,8 +478,8 @@ def fuse_linear_loss(
         An object that undoes the change: call it, or use it in a ``with`` statement.
 
     Raises:
-        TypeError: ``model`` is no module, ``head`` is neither path nor module, or a number is none.
-        ValueError: the model has been fused already; it has several output layers, or none that is known; another
+        TypeError: ``model`` is no module, ``head`` is neither path nor module, or another argument has the wrong type.
+        ValueError: the model has been fused already; it has several output layers, or none was found; another
             ``on_compute``; ``lse_square_scale`` or ``memory_limit`` out of range.
         RuntimeError: ``label_smoothing`` is out of range; or, where logits have to be computed, ``on_compute`` is
             ``"raise"``, ``label_smoothing`` or ``lse_square_scale`` is not 0, or the weights have changed since.

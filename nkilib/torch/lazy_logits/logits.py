@@ -169,9 +169,7 @@ class HeadCall:
 
 
 def versions_of(term: Term) -> tuple[int, ...]:
-    """Return the version counters of hidden states and parameters, which count changes in place; 0 for inference
-    tensors, which have none.
-    """
+    """Return the version counters of hidden states and parameters; 0 for inference tensors, which have none."""
     return tuple(0 if tensor.is_inference() else tensor._version for tensor in (term.hidden, *term.parameters))
 
 
@@ -321,8 +319,8 @@ class LazyLogits:
         """Return the logits as a tensor. The first call computes it, by repeating the functions that made the object.
 
         Raises:
-            RuntimeError: the hidden states or the parameters of the output layer have changed since; or the call is in
-                the forward of a ``torch.autograd.Function`` that got the object as an argument.
+            RuntimeError: the hidden states or the parameters of the output layer have changed since it was called; or
+                this call is in the forward of a ``torch.autograd.Function`` that got the object as an argument.
         """
         _check_outside_of_functions(self)
         if self._computed is None:
@@ -460,9 +458,7 @@ def _kept(name: str, value: Any) -> Any:
 
 
 def _compute_all(call: HeadCall, function: str) -> None:
-    """Compute all lazy logits of a call before one of them is changed in place, because as tensors some of them
-    share memory.
-    """
+    """Compute all lazy logits of a call before one of them changes in place: as tensors, some of them share memory."""
     for logits in call.live_results():
         logits._tensor(function)
 
@@ -470,7 +466,7 @@ def _compute_all(call: HeadCall, function: str) -> None:
 def _made(
     first: LazyLogits, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> Any:
-    """Return lazy logits for the form, or a tuple of them for the forms, that a recorded call of ``function`` gave."""
+    """Return lazy logits for ``result``, the form or the tuple of forms that a recorded call of ``function`` gave."""
     mode = Mode.current(first.device)
     if isinstance(result, tuple):
         return tuple(
@@ -490,8 +486,8 @@ def _share_known(logits: LazyLogits, rows: tuple[LazyLogits, ...], dim: int = 0)
 def _changed_in_place(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LazyLogits | None:
     """Scale lazy logits in place without computing them, and return them.
 
-    The result is None, so that the logits are computed, if other lazy logits of the same call exist, whose memory would
-    change too.
+    The result is None, so that the logits are computed, if no form in the same dtype describes the change, or if other
+    lazy logits of the same call exist, whose memory would change too.
 
     Raises:
         RuntimeError: in a graph of ``torch.compile``, more than one object came from the call; it is unknown which of

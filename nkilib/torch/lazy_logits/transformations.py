@@ -203,8 +203,9 @@ def _rank(form: Form, items: tuple[Any, ...]) -> int:
 
 
 def _cut(form: Form, classes: slice) -> Form | None:
-    """Return the form of logits cut to a slice of their classes; None unless the slice starts with the first class and
-    has step 1.
+    """Return the form cut to a slice of its classes; None unless the slice starts with the first class and has step 1.
+
+    If the form is a function of the logits, the slice must keep all classes, because the softmax needs them.
     """
     if classes.step not in (None, 1) or classes.start not in (None, 0):
         return None
@@ -269,8 +270,7 @@ def _unbound(form: Form, dim: int = 0) -> tuple[Form, ...] | None:
 
 @_records("__getitem__")
 def _indexed(form: Form, index: Any) -> Form | None:
-    """Return the form of an indexing that selects positions, and classes from the first one on; None for other
-    indexings.
+    """Return the form indexed by positions and by a slice of the first classes; None for any other index.
 
     The dimension of the classes must be the last.
     """

@@ -4,8 +4,8 @@
 """Elementwise losses in PyTorch: their operators, made from one description, and the semantics around them.
 
 :func:`elementwise_loss` registers the operators of a loss. :class:`ElementwiseLoss` calls the operators, and handles
-dtypes, broadcasting, memory order and ``inplace``. :class:`Matrix` keeps weights unexpanded that several elements
-share. Most functions use :func:`loss_of_pair`, the loss of an input and a target.
+dtypes, broadcasting, memory order and ``inplace``. :class:`Matrix` gives tensors two dimensions, so that a weight that
+several elements share is not expanded. Most functions use :func:`loss_of_pair`, the loss of an input and a target.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def _compact(weight: Tensor, dimensions: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Matrix:
-    """The division of the dimensions of tensors into rows, the first dimensions, and columns, the others.
+    """A way to reshape tensors to [rows, columns]: the first dimensions become the rows, the others the columns.
 
     Kernels take a weight that elements share, such as ``pos_weight`` of classes, unexpanded, [rows, 1] or [1, columns].
     The split is chosen so that as little as possible of the weights is repeated.
 
     Attributes:
         shape: the shape of the tensors.
-        split: the number of dimensions that make up the rows; the others make up the columns.
+        split: the number of dimensions that become the rows.
     """
 
     shape: Shape

@@ -4,16 +4,16 @@
 """Losses whose targets are class indices, which kernels take as int32.
 
 - :func:`indexed_loss` makes the operators of such a loss from one description; :data:`SCORES`, :data:`CLASS_WEIGHT` and
-  :func:`class_targets` are parts of it;
-- :func:`kernel_target` converts the indices in a call, :func:`int32_targets` before it; :func:`is_ignored` and
-  :func:`check_range` read their values;
+  :func:`class_targets` are parts of such descriptions;
+- :func:`kernel_target` converts the indices during a call, and :func:`int32_targets` before it; :func:`is_ignored`
+  finds ignored positions, and :func:`check_range` rejects classes that do not exist;
 - :func:`check_classes` and :func:`check_inplace_scores` check a loss of scores [N, C] or [C], for N rows and C classes;
   :func:`rows_and_classes` returns both numbers.
 
 Kernels take int32, and Neuron devices compute with 32 bits: a 64-bit integer may lose its upper half in any operation,
-and 2^32 + 3 would become class 3. So where the memory of a tensor can be viewed as int32, the halves of each integer
-are two int32. In a traced graph, and on XLA, there may be no such memory. The operations used there are correct with 64
-bits, and with 32 bits for all values that fit an int32.
+and 2^32 + 3 would become class 3. So this module reads a 64-bit integer as two int32 from the tensor's memory. In a
+traced graph, and on XLA, the memory may not be accessible. The operations used there are correct if they are computed
+with 64 bits, and also with 32 bits if all values fit an int32.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ Defaults = Mapping[str, bool | int | float | str]
 
 
 def options_from_defaults(defaults: Defaults) -> type[Dataclass]:
-    """Return a new dataclass with one field for each name in ``defaults``, with this default and the type of it."""
+    """Return a new dataclass with a field for each item of ``defaults``, with its name, value and type."""
     fields = [(name, type(value), field(default=value)) for name, value in defaults.items()]
     # Nobody makes an instance: the methods would be made for nothing, 34 times at each import.
     return make_dataclass(

@@ -81,8 +81,7 @@ class RowInputs:
     Attributes:
         matrices: the names of the required tensors of rows, which have gradients, in order.
         vectors: the names of tensors with one float32 number for each row, without a gradient.
-        optional: the names of optional tensors of rows, with gradients; they have one row for all rows, or one for
-            each.
+        optional: the names of optional tensors with gradients, of the shape of the matrices or [1, columns].
     """
 
     matrices: Sequence[str]

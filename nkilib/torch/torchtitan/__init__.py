@@ -5,7 +5,7 @@
 TorchTitan.
 
 ``losses`` has the losses from logits, ``linear`` the losses from hidden states, and ``installation`` has ``install``,
-which replaces TorchTitan's own losses. docs/reference/torch.md#which-function-for-which-trainer describes how.
+which replaces TorchTitan's own losses. docs/reference/torch.md#which-function-for-which-trainer shows their use.
 """
 
 from nkilib.torch.replacement import Undo

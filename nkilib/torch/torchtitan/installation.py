@@ -4,9 +4,9 @@
 """``install``: makes TorchTitan 0.3 compute its losses on the kernels, and its chunked losses from hidden states,
 without logits.
 
-Each replaced function, :func:`_cross_entropy_loss`, :func:`_compute_logprobs` and the :func:`_call` of
-``ChunkedLossWrapper``, passes a call to a loss of this package, or to TorchTitan's own code if the kernels do not
-take it.
+The replacements are made by :func:`_cross_entropy_loss`, :func:`_compute_logprobs` and :func:`_call` (the ``__call__``
+of ``ChunkedLossWrapper``). A replacement passes a call to a loss of this package, or to TorchTitan's own code if the
+kernels do not take it.
 """
 
 from __future__ import annotations
@@ -152,14 +152,15 @@ def install(devices: Sequence[str] = ("neuron",)) -> Undo:
 
     After the installation, for tensors on one of these devices,
 
-    - ``ChunkedLossWrapper`` around ``CrossEntropyLoss``, and around the ``MTPLoss`` of multi-token prediction, is
-      :class:`~nkilib.torch.torchtitan.LinearCrossEntropyLoss`, in one piece for any ``num_chunks``, and around
-      ``DAPOLoss`` and ``GRPOLoss`` of ``torchtitan.experiments.rl`` it passes them log-probabilities and entropies of
-      :func:`nkilib.torch.linear_token_scores`. Around any other loss, with tensor parallelism, and with an output layer
-      that is not a plain ``Linear`` of 16 to 16,384 features in a dtype of the kernels, it stays TorchTitan's own, as
-      do classes derived from it;
+    - ``ChunkedLossWrapper`` around ``CrossEntropyLoss`` or ``MTPLoss`` (multi-token prediction) computes what
+      :class:`~nkilib.torch.torchtitan.LinearCrossEntropyLoss` does, in one piece for any ``num_chunks``;
+    - ``ChunkedLossWrapper`` around ``DAPOLoss`` or ``GRPOLoss`` of ``torchtitan.experiments.rl`` passes the loss
+      log-probabilities and entropies of :func:`nkilib.torch.linear_token_scores`;
     - ``cross_entropy_loss`` and ``compute_logprobs`` are those of :mod:`nkilib.torch.torchtitan`, in every module of
       TorchTitan that has imported one by name too. A ``CrossEntropyLoss`` that was built before keeps what it had.
+
+    ``ChunkedLossWrapper`` stays TorchTitan's own around any other loss, with tensor parallelism, and with an output
+    layer that is not a plain ``Linear`` of 16 to 16,384 features in a dtype of the kernels. So do its subclasses.
 
     Configurations and trainers stay as they are.
 

@@ -7,8 +7,7 @@
 entropies. ``install`` uses their parts, :func:`linear_loss`, :func:`logprobs_of` and :func:`loss_by_head`.
 :func:`checked_head` and :func:`reason_against` check whether the kernels take an output layer.
 
-The reference is ``torchtitan/components/loss.py``, version 0.3.0: the output layer, followed by the loss of
-:mod:`nkilib.torch.torchtitan.losses` of its logits.
+The losses equal those that :mod:`nkilib.torch.torchtitan.losses` computes from the output layer's logits.
 """
 
 from __future__ import annotations
@@ -167,13 +166,13 @@ class LinearCrossEntropyLoss:
     It replaces TorchTitan's ``ChunkedLossWrapper`` around ``CrossEntropyLoss`` or ``MTPLoss``, and returns the loss
     that :class:`~nkilib.torch.torchtitan.CrossEntropyLoss` returns for ``lm_head(hidden)`` in float32. With multi-token
     prediction, hidden states and labels are tuples. The gradients are kept until the backward of the loss, which may
-    scale them. With ``fully_shard(lm_head)``, alone or as
-    ``[norm, lm_head]``, the loss runs inside a call of ``lm_head``, whose hooks gather its weights.
+    scale them. After ``fully_shard(lm_head)`` or ``fully_shard([norm, lm_head])``, the loss runs inside a call of
+    ``lm_head``, whose hooks gather its weights.
 
     Attributes:
         lm_head: the output layer, a ``torch.nn.Linear``.
         memory_limit: the option of :func:`nkilib.torch.linear_cross_entropy`: bytes for loss and gradients in a single
-            launch; for each prediction of a tuple.
+            launch. The predictions of a tuple have this limit each.
         mtp_scale: the sum of the weights of all predictions of a tuple but the first.
     """
 

@@ -7,8 +7,8 @@ They are :func:`cross_entropy_loss` and :func:`compute_logprobs`, and the losses
 :func:`build_cross_entropy_loss`, :class:`CrossEntropyLoss` and :class:`ChunkedCrossEntropyLoss`. Multi-token prediction
 has several predictions and labels: :func:`predictions_of` pairs them, and :func:`weighted_sum` adds up their losses.
 
-The reference is ``torchtitan/components/loss.py``, version 0.2.2 for :func:`build_cross_entropy_loss` and 0.3.0 for the
-other losses. docs/reference/torch.md#which-function-for-which-trainer describes how each replaces TorchTitan's loss.
+They have the interfaces of ``torchtitan/components/loss.py``, version 0.2.2 for :func:`build_cross_entropy_loss` and
+0.3.0 for the others. docs/reference/torch.md#which-function-for-which-trainer describes how to use each in TorchTitan.
 """
 
 from __future__ import annotations
@@ -75,9 +75,7 @@ def predictions_of(caller: str, pred: Tensors, labels: Tensors, mtp_scale: float
 
 
 def weighted_sum(predictions: Sequence[Prediction], losses: Iterable[Tensor]) -> Tensor:
-    """Return the sum of the losses, each multiplied by the weight of its prediction; the weight of the first one is
-    1.
-    """
+    """Return the sum of the losses, each multiplied by the weight of its prediction; the first weight must be 1."""
     first, *others = losses
     for prediction, loss in zip(predictions[1:], others, strict=True):
         first = first + prediction.weight * loss
@@ -138,8 +136,8 @@ def cross_entropy_loss(
 
         F.cross_entropy(pred.flatten(0, -2).float(), labels.flatten(), reduction="sum", ignore_index=-100)
 
-    and for a sharded vocabulary TorchTitan's ``_LossParallelCrossEntropy``, with two all-reduces instead of three, and
-    without the float32 log-probabilities [tokens, V / ranks] that it keeps for the backward.
+    For a sharded vocabulary it equals TorchTitan's ``_LossParallelCrossEntropy``, but takes two all-reduces instead of
+    three, and keeps no float32 log-probabilities [tokens, V / ranks] for the backward.
 
     Args:
         pred: logits [..., V]; a DTensor, whose vocabulary may be sharded; or, with a group, this rank's part of the
@@ -231,9 +229,8 @@ class CrossEntropyLoss:
     """Cross-entropy from logits with the signature of TorchTitan 0.3: ``(pred, labels, global_valid_tokens) -> (loss,
     {})``.
 
-    With multi-token prediction, ``pred`` and ``labels`` are tuples of one tensor for each prediction, and the loss is
-    that of TorchTitan's ``MTPLoss``: the sum of the first prediction's loss and of the others', which are multiplied by
-    ``mtp_scale`` and divided by their number.
+    With multi-token prediction, ``pred`` and ``labels`` are tuples of one tensor for each prediction. The loss is then
+    that of TorchTitan's ``MTPLoss``: the first prediction's loss plus ``mtp_scale`` times the mean of the other losses.
 
     Attributes:
         global_vocab_size: V, if ``pred`` is a plain tensor with a part of the vocabulary; else None.
@@ -274,8 +271,9 @@ class ChunkedCrossEntropyLoss:
 
     Nothing else uses the logits of a chunk, so by default their gradient is written over their memory. The gradient of
     the weights is summed in float32 over the chunks, and all gradients are kept until the backward of the loss, which
-    may scale them: :func:`nkilib.torch.functions.output_layer.chunked_loss`. With multi-token prediction, ``pred`` and
-    ``labels`` are tuples, whose losses are weighted as by :class:`CrossEntropyLoss`, one prediction after the other.
+    may scale them (see :func:`nkilib.torch.functions.output_layer.chunked_loss`). With multi-token prediction, ``pred``
+    and ``labels`` are tuples; the predictions are computed one after the other, and their losses are weighted as in
+    :class:`CrossEntropyLoss`.
 
     Attributes:
         num_chunks: the number of chunks, which have equally many tokens except for the last one.

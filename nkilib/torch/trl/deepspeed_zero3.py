@@ -5,7 +5,7 @@
 are gathered.
 
 Weight and bias are gathered for the forward, and have no elements afterwards. The backward gathers them again, with
-TRL's own context; nothing keeps them in between. :func:`is_sharded` tells whether parameters are sharded, and
+TRL's own context; no graph keeps them in between. :func:`is_sharded` tells whether parameters are sharded, and
 :func:`gathered_results` computes the results of a *recipe*: the options of a function of TRL, with a method that
 computes its results on the kernels (:class:`Recipe`).
 """

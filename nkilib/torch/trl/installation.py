@@ -319,7 +319,7 @@ def router_of(place: PatchedFunction, kind: type[Router]) -> Router:
 
 
 class Undo:
-    """The reverse of an installation, when it is called, or at the end of a ``with`` block.
+    """The reverse of an installation: it takes place when this object is called, or at the end of a ``with`` block.
 
     A second call does nothing. Other installations stay: TRL's functions are restored when the last one is undone. If
     something else has replaced the functions in the meantime, that replacement stays, and the functions that it calls

@@ -92,10 +92,9 @@ class _Rounded(torch.autograd.Function):
 
 
 def rounded(bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a bias with its values rounded to ``dtype``, as TRL's token scores use it; the bias itself if it has that
-    dtype, else float32.
+    """Return a bias with its values rounded to ``dtype``, in float32, as TRL's token scores use it.
 
-    The gradient with respect to the bias is not rounded.
+    A bias of ``dtype`` is returned unchanged. The gradient with respect to the bias is not rounded.
     """
     if bias.dtype == dtype:
         return bias
@@ -122,9 +121,9 @@ _NAMES: Final = {
 
 @dataclass(frozen=True)
 class ScoreRecipe:
-    """The options of TRL's ``ChunkedLogProbFunction``, with its results from :func:`nkilib.torch.linear_token_scores`.
+    """The recipe for TRL's ``ChunkedLogProbFunction``; :func:`nkilib.torch.linear_token_scores` computes the results.
 
-    The options are the arguments that are not tensors, without ``chunk_size``.
+    The attributes are TRL's arguments that are not tensors, except ``chunk_size``.
 
     Attributes:
         temperature: the divisor of the logits.
@@ -226,8 +225,8 @@ def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
 
 @dataclass(frozen=True)
 class DivergenceRecipe:
-    """The options of TRL's ``ChunkedDivergenceFunction``, its arguments that are not tensors, with its results from
-    :func:`nkilib.torch.linear_distillation_loss`.
+    """The recipe for TRL's ``ChunkedDivergenceFunction``; :func:`nkilib.torch.linear_distillation_loss` computes the
+    results. The attributes are TRL's arguments that are not tensors.
 
     Attributes:
         beta: 0 is KL(teacher || student), 1 is KL(student || teacher), and between them is the generalized

@@ -174,9 +174,7 @@ class JudgedResult:
         return f"{error}{self.distance}" if self.distance is not None else "of another shape or type"
 
     def details(self) -> dict[str, Any]:
-        """Return the entries for the JSON report. None stands for an infinite ratio, because JSON has no infinite
-        number.
-        """
+        """Return the entries for the JSON report. An infinite ratio becomes None, because JSON has no infinity."""
         worst = None if self.worst is None or not np.isfinite(self.worst) else self.worst
         details: dict[str, Any] = {"worst_error_over_bound": worst, "wrong": self.wrong}
         if self.distance is not None:

@@ -182,7 +182,7 @@ _LSE_UNITS: Final = 4.0
 def widened(references: References) -> References:
     """Return the references with wider bounds, for gradients of a launch that computes its own log-sum-exp.
 
-    An error of the log-sum-exp by some units changes every softmax probability by as many units of its own size.
+    An error of d in the log-sum-exp changes every softmax probability by a relative error of d.
     """
     return {
         name: reference._replace(bound=None if reference.bound is None else _LSE_UNITS * reference.bound)
@@ -193,8 +193,8 @@ def widened(references: References) -> References:
 def _inlined_references(arguments: Mapping[str, Any]) -> References:
     """Return the references of a kernel that calls forward and backward.
 
-    The reference of the gradient uses the exact log-sum-exp, rounded. The log-sum-exp of the launch may differ from it
-    by some units, so the bound is wider.
+    The reference of the gradient uses the exact log-sum-exp, rounded. The log-sum-exp of the launch may differ from it,
+    so the bound is wider.
     """
     launch = {**arguments, "dtype": nl.float32}
     lse = exact_lse(arguments["logits_hbm"], arguments["targets_hbm"], nl.float32)

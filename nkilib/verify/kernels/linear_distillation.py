@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cases of distillation from hidden states X and output weights W of a student and a teacher: forward, backward, and
-the mixture kernel, which computes sums over a shard that beta strictly between 0 and 1 needs. dX and dW
-are the gradients of the student.
+"""Cases of distillation from hidden states X and output weights W of a student and a teacher.
+
+The kernels are a forward, a backward, and the mixture kernel, which is for a shard of the classes and a beta strictly
+between 0 and 1. dX and dW are the gradients of the student.
 
 The functions ``..._references`` return the float64 references of a launch, with bounds on the error.
 """
@@ -257,7 +258,7 @@ def _shard_backward(type_name: str) -> dict[str, Any]:
 
 
 def _mixture(make: Any, make_whole: Any | None = None) -> dict[str, Any]:
-    """Return the arguments of the mixture kernel, which has no labels, no ``moment_hbm`` and no classes of a shard.
+    """Return the arguments of the mixture kernel, which has no ``moment_hbm``, ``first_class`` and ``num_classes``.
 
     Args:
         make: a function that makes the arguments of a forward.

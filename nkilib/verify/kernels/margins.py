@@ -39,7 +39,7 @@ class _Loss:
         made: a function that makes scores, targets and options of a launch, by the name of a type.
         module: the module with the float64 reference and its bounds.
         reference: a function that makes the float64 reference from the arguments.
-        further: a function from the arguments to the options for the functions of the bounds.
+        further: a function of the arguments that returns further arguments of the functions that compute bounds.
     """
 
     row: SizedLoss

@@ -35,7 +35,7 @@ class RowwiseEntry:
     """A row-wise loss with a combination of options.
 
     Attributes:
-        name: the name of the loss and of the combination.
+        name: the name of the loss, followed by a label for the options.
         forward, backward: the kernels.
         reference: the float64 reference, with the same options.
         tensors: the distribution of each tensor, by name, in the order of the kernel's arguments.

@@ -22,8 +22,9 @@ _PIECES: Final = 3
 
 @nki.jit
 def sums_of_pieces(values_hbm: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Return the sums of values that go through PSUM in three pieces, on Scalar and on Vector, as kernels sum the terms
-    of an entropy.
+    """Return the sum of a row of values, from Scalar and from Vector, each [1, 1].
+
+    Each engine adds up three pieces of the row in its register, as kernels sum the terms of an entropy.
     """
     values_sbuf = loaded(values_hbm)
     of_scalar_sbuf, of_vector_sbuf = tile((1, 1)), tile((1, 1))
@@ -142,7 +143,7 @@ def sums_beside_each_other(left_hbm: nl.NkiTensor, right_hbm: nl.NkiTensor) -> n
 
 
 def _beside(first: int, second: int) -> dict[str, np.ndarray]:
-    """Return the expected result if the first sum has ``first`` products and the second sum ``second``."""
+    """Return the expected result if ``first`` products are left in the first sum and ``second`` in the second sum."""
     product = _LEFT.T @ _RIGHT
     return {"sums": np.concatenate([first * product, second * product, _LEFT.T], axis=1)}
 

@@ -31,9 +31,7 @@ from nkilib.verify.step import Array
 
 @nki.jit
 def programs() -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Return two numbers: the number of programs of the launch, which the first program stores, and the number of the
-    last program, which that program stores.
-    """
+    """Return the count of programs, stored by the first program, and the index of the last program, stored by it."""
     count, number = nl.num_programs(), nl.program_id(0)
     results = []
     for is_writer, value in ((number == 0, count), (number == count - 1, number)):
@@ -114,7 +112,7 @@ NEIGHBOURS: Final = Probe(
 
 @nki.jit
 def exchanged(numbers_hbm: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Exchange each core's number with the other core, and return the larger number from each core."""
+    """Exchange the numbers of the two cores; each core returns the larger of its own and the received number."""
     core = nl.program_id(0)
     own_sbuf, others_sbuf = loaded(numbers_hbm[:, core : core + 1]), tile((1, 1), nl.int32)
     nisa.sendrecv(src=own_sbuf, dst=others_sbuf, send_to_rank=1 - core, recv_from_rank=1 - core, pipe_id=0)

@@ -123,9 +123,7 @@ def _scattered(values: Array) -> Array:
 
 
 def _as_bits(values: Array, shift: int) -> Array:
-    """Return float32 numbers that hold the 16 bits of the bfloat16 values from bit ``shift`` on, and zeros
-    elsewhere.
-    """
+    """Return float32 numbers whose bits ``shift`` to ``shift + 15`` are the bfloat16 values; their other bits are 0."""
     return (bfloat16(values).view(np.uint16).astype(np.uint32) << np.uint32(shift)).view(np.float32)
 
 
@@ -334,8 +332,8 @@ _WIDE_COLUMNS: Final = 2**16
 
 @nki.jit
 def far_elements(rows: int) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Write 1 and 2 to the first and the last row of a bfloat16 matrix [rows, 2^16], and return both as they are read
-    back.
+    """Write 1 to the end of the first row of a bfloat16 matrix [rows, 2^16], and 2 to the end of the last row; return
+    both as they are read back, [1, 8] each.
     """
     matrix_hbm = nl.ndarray((rows, _WIDE_COLUMNS), dtype=nl.bfloat16, buffer=nl.hbm)
     results = []

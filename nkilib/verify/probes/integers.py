@@ -119,7 +119,7 @@ MASKS: Final = Probe(
 
 @nki.jit
 def searched(data_hbm: nl.NkiTensor, values_hbm: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Return the places of eight values in a row, as uint32 and converted to float32."""
+    """Return the columns at which eight values occur in a row, as uint32 and converted to float32."""
     data_sbuf, values_sbuf = loaded(data_hbm), loaded(values_hbm)
     places_sbuf, counted_sbuf = tile((1, 8), nl.uint32), tile((1, 8))
     nisa.nc_find_index8(dst=places_sbuf, data=data_sbuf, vals=values_sbuf)
@@ -132,7 +132,7 @@ _SEVENS: Final = (1, 3, 4, 6, 8, 9, 10, 11)
 
 
 def places(*values: int) -> Array:
-    """Return an expected result: eight places as uint32 [1, 8]."""
+    """Return an expected result: the columns of eight values, uint32 [1, 8]."""
     return np.array([values], np.uint32)
 
 

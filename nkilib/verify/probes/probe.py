@@ -5,9 +5,8 @@
 
 :class:`Probe` is the step, and :class:`Reading` an answer. All probes share the rest:
 
-- names of pages and parts of the library for :attr:`Probe.row` and :attr:`Probe.rests_on_it`:
-  :data:`TENSOR_READINGS`, :data:`INSTRUCTION_READINGS`, :data:`CORE_READINGS` (those of :data:`READINGS` by topic),
-  :data:`KERNELS`, :data:`CROSS_ENTROPY`, :data:`PROMISES`;
+- pages of docs/ for :attr:`Probe.row`: :data:`TENSOR_READINGS`, :data:`INSTRUCTION_READINGS` and :data:`CORE_READINGS`,
+  which together are :data:`READINGS`, and :data:`KERNELS`, :data:`CROSS_ENTROPY`, :data:`PROMISES`;
 - a pattern of the errors of refused accesses: :data:`OUT_OF_RANGE`;
 - functions for :attr:`Probe.arguments`: :func:`same_arguments`, :func:`no_arguments`; the name of an argument after the
   launch: :func:`left`;

@@ -247,7 +247,9 @@ def _chains() -> Iterator[Figure]:
 
 
 def _rates() -> Iterator[Figure]:
-    """Yield figures for loads of rows of several lengths; the published times follow from a share of the peak rate."""
+    """Yield figures for loads of rows of several lengths. AWS publishes the rate of such loads in percent of the peak
+    rate, from which the published times are computed.
+    """
     few, many = 16, 32
     for row_bytes, percent in ((256, 10), (512, 21), (1024, 42), (2048, 81), (4096, 97)):
         many_loads, few_loads = (

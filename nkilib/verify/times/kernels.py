@@ -161,8 +161,9 @@ def chain_of_tensor_scalar_reduce(x: nl.NkiTensor, links: int) -> nl.NkiTensor:
 
 @nki.jit
 def rows_loaded(x: nl.NkiTensor, links: int) -> nl.NkiTensor:
-    """Load 128 other rows ``links`` times, from one queue, without waits between the loads, and return the sum of one
-    number of each load.
+    """Load 128 rows ``links`` times, each time other rows, from one queue, without waits between the loads.
+
+    The result is the sum of the first columns of the loads, float32 [128, 1].
     """
     columns = x.shape[1]
     tile_sbuf = nl.ndarray((PARTITIONS, links, columns), dtype=x.dtype, buffer=nl.sbuf)

@@ -188,13 +188,14 @@ def negated_lse(lse_sbuf: nl.NkiTensor, added: float | nl.NkiTensor) -> nl.NkiTe
 
 @dataclass(frozen=True)
 class SoftmaxTerms:
-    """The terms that turn exponentials into a softmax of z: float32 [rows, 1]. *Scores* are the values in tiles: the
-    logits, or the tangents tanh(x / c) under a cap c.
+    """The terms that turn exponentials into a softmax of z: float32 [rows, 1].
+
+    *Scores* are the values in tiles: the logits x or, if the logits have a cap c, tanh(x / c).
 
     Attributes:
         lse_sbuf: the log-sum-exp.
-        bias_sbuf: -m with the maximum m, so that exp(z + bias) is the softmax times d, the sum of exp(z - m); or -lse,
-            so that exp(z + bias) is the softmax.
+        bias_sbuf: minus the maximum m of z, or -lse. exp(z + bias) is the softmax if the bias is -lse, else the softmax
+            times d, where d is the sum of exp(z - m).
         inverse_sbuf: 1 / d; None if the bias is -lse.
         log_sum_sbuf: log d; None if the bias is -lse.
         scale: the factor by which scores are multiplied to give z.
@@ -385,10 +386,10 @@ class ChunkCoefficients:
 class TargetCoefficients(ChunkCoefficients):
     """The coefficients of positions whose targets are classes: tiles [rows, 1].
 
-    The attributes that :class:`ChunkCoefficients` does not have are used at the targets.
+    The attributes below are used only for the elements at the targets.
 
     Attributes:
-        index_sbuf: the indices of the target elements, int32.
+        index_sbuf: the index of each row's target element, int32, counted from the batch's first element of the logits.
         own_sbuf: A - D, see the head of the module.
         local_sbuf: 1.0, or 0.0 for a target that is ignored or whose class is in another shard.
         weights_sbuf: the class weights of the columns that the indices point to; None without class weights.
@@ -474,7 +475,8 @@ class UniformCoefficients:
 
     Attributes:
         bias_sbuf: log(scale) - lse, float32 [rows, 1].
-        index_sbuf: the indices of the target elements, int32 [rows, 1].
+        index_sbuf: the index of each row's target element, int32 [rows, 1], counted from the batch's first element of
+            the logits.
         scale: the upstream gradient of every loss.
     """
 

@@ -15,8 +15,8 @@ the number of ids below the tile, gives the table index of each class. So a tile
 more, instead of two passes per id. GpSimd gathers the gradients from the table when the tile is computed.
 
 The table indices of the next block are computed while Tensor multiplies a block of gradients with W and X, when Vector
-has little to do, and are kept in one byte each. ``nc_match_replace8`` is not defined for a value that it does not find.
-So its input has the ids themselves after the class numbers: an id in another tile of classes is found there.
+has little to do, and are kept in one byte each. ``nc_match_replace8`` searches for ids among the class numbers of a
+tile, and is not defined for an id that it does not find. So the ids are appended to the class numbers that it searches.
 """
 
 from __future__ import annotations

@@ -287,7 +287,7 @@ def columns_of_ids(ids: int) -> int:
 def tiles_of_ids(ids: int) -> int:
     """Return the number of float32 tiles as large as a tile of logits that several target ids per position need.
 
-    They hold the class numbers, with and without marks, and the gathered gradients.
+    :class:`.id_gradient.IdTiles` allocates the tiles.
     """
     return 0 if ids == 1 else 2 + _TILES_OF_IDS
 

@@ -136,7 +136,7 @@ class Euclidean:
         return distance_sbuf
 
     def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor | None) -> None:
-        """Leave the differences unchanged: offset and row factor make (d + eps) / distance of d."""
+        """Do nothing: the derivative is (d + eps) / distance, and eps and 1 / distance are applied later."""
 
 
 @dataclass(frozen=True)

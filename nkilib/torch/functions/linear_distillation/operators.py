@@ -4,11 +4,11 @@
 """The operators ``torch.ops.nkilib.linear_distillation_*``, their options and results, and their derivative.
 
 - :data:`LINEAR_DISTILLATION`: the function that error messages name; :class:`DistillationOperands`: its tensors;
-- :data:`FORWARD`: the divergence of each position and inputs of the backward, :class:`DistillationResults`;
-  :data:`BACKWARD`: the gradients; :data:`BACKWARD_ADDING`: the gradients, with that of the weight added to
-  ``grad_weight_sum``; :data:`DERIVATIVE` joins the three;
-- :data:`SHARD_STATISTICS`, with :class:`ShardResults`, :data:`SHARD_MIXTURE`, with :class:`MixtureSums`,
-  :data:`SHARD_BACKWARD` and :data:`SHARD_BACKWARD_ADDING`: the same for a part of the classes;
+- for all classes: :data:`FORWARD` returns :class:`DistillationResults`, and :data:`BACKWARD` the gradients.
+  :data:`BACKWARD_ADDING` adds the gradient of the weight to ``grad_weight_sum`` instead of returning it.
+  :data:`DERIVATIVE` joins the three;
+- for a shard of the classes: :data:`SHARD_STATISTICS` returns :class:`ShardResults`, and :data:`SHARD_MIXTURE`
+  :class:`MixtureSums`. :data:`SHARD_BACKWARD` and :data:`SHARD_BACKWARD_ADDING` are the backwards;
 - :class:`Recipe`, :class:`Labels`, :class:`Wanted`, :class:`WantedTarget`, :class:`Memory`: the options.
 
 Rows are positions: input [N, Ds], linear_weight [V, Ds], teacher_input [N, Dt], teacher_weight [V, Dt], labels [N] of
@@ -60,7 +60,7 @@ class Recipe:
         beta: 0: KL(teacher || student); 1: KL(student || teacher); between them the generalized Jensen-Shannon
             divergence.
         temperature: T, which divides the logits of both models.
-        student_logit_scale, teacher_logit_scale: the factors of product and bias, before the cap.
+        student_logit_scale, teacher_logit_scale: the factor that multiplies the logits of a model, before the cap.
         student_logit_softcap, teacher_logit_softcap: c of c * tanh(logits / c); None for no cap.
         compute_dtype: the name of the dtype that operands of another dtype are rounded to; None if operands stay as
             they are.
@@ -83,15 +83,15 @@ class Recipe:
 
     @property
     def student_unit(self) -> float:
-        """The unit in which kernels keep the student's logits before the temperature: the cap, or the scale if there
-        is no cap.
+        """The factor that turns the numbers that kernels keep on chip into the student's logits before the temperature:
+        the cap, or the scale if there is no cap.
         """
         return self.student_logit_scale if self.student_logit_softcap is None else self.student_logit_softcap
 
     @property
     def teacher_unit(self) -> float:
-        """The unit in which kernels keep the teacher's logits before the temperature: the cap, or the scale if there
-        is no cap.
+        """The factor that turns the numbers that kernels keep on chip into the teacher's logits before the temperature:
+        the cap, or the scale if there is no cap.
         """
         return self.teacher_logit_scale if self.teacher_logit_softcap is None else self.teacher_logit_softcap
 

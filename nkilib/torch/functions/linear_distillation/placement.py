@@ -171,8 +171,9 @@ def plain_arguments(caller: Caller, arguments: DistillationArguments, group: Any
 
     If the hidden states are replicated, and one dimension of the mesh shards the classes of the student's weight, the
     vocabulary is sharded. If the hidden states are plain, they are those of this rank's own tokens, as under FSDP2: a
-    weight that is a DTensor is gathered, and its gradient averaged over the ranks. The teacher's weight is gathered for
-    the classes that this rank's student weight has; if this rank's shard holds them already, nothing is gathered.
+    weight that is a DTensor is gathered, and its gradient averaged over the ranks. If the vocabulary is sharded, the
+    teacher's weight in the result has the classes of this rank's student weight; a DTensor is gathered for that only if
+    this rank's shard of it has other classes.
 
     Raises:
         NotImplementedError: an unsupported placement; the message names the placements to redistribute to.

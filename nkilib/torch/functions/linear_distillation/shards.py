@@ -6,10 +6,10 @@ communicate.
 
 :func:`vocab_parallel_divergence` returns the results over all classes for this rank's operands;
 :class:`VocabParallelDistillation` differentiates them. :func:`mixed` computes the divergence from a mixture of both
-models. For a KL divergence, and for the entropy, each rank computes its :class:`Share` of each softmax, the sum of the
-softmax over its classes (:func:`log_sum_below`, :func:`share_of`), and from it its summand (:func:`divergence_term`,
-:func:`entropy_term`). A shard with only masked classes has the share 0. Such a shard has a maximum that is not above
-the lowest logit of unmasked classes (:func:`lowest_logits`).
+models. A KL divergence and the entropy are sums over the ranks. A rank computes its :class:`Share` of each softmax,
+that is the sum of the softmax over the rank's classes (:func:`log_sum_below`, :func:`share_of`). From the shares
+follows the rank's summand (:func:`divergence_term`, :func:`entropy_term`). A shard with only masked classes has the
+share 0; its largest logit is not above the lowest logit of unmasked classes (:func:`lowest_logits`).
 
 z denotes logits after scale, cap and temperature. With P_r and Q_r the shares of shard r in the teacher's and in the
 student's softmax, and D_r and H_r the divergence and the entropy of the softmaxes over its classes alone, the chain
@@ -71,8 +71,8 @@ class Share(NamedTuple):
 
     Attributes:
         value: the share, from 0 to 1.
-        log: its logarithm, finite even if the value is too small for float32; -inf for a shard that is masked or has no
-            classes.
+        log: the logarithm of the share, finite even if the share is too small for float32; -inf for a shard without
+            unmasked classes.
     """
 
     value: Tensor

@@ -67,14 +67,14 @@ class LinearTokenScores(NamedTuple):
 
 
 def _check_target(caller: Caller, arguments: LinearArguments) -> LinearArguments:
-    """Check that the targets are class indices of each position.
+    """Check that the targets are integers, and that there are 1 to 64 ids if the positions have several ids each.
 
     Args:
         caller: the function that error messages name.
         arguments: the arguments of the call.
 
     Returns:
-        The arguments for the checks of a single id: with the first id of each position, if it has several.
+        The arguments; of several ids of a position only the first, because later checks expect one id per position.
 
     Raises:
         RuntimeError: the targets are not integers.
@@ -117,10 +117,10 @@ def _check_kernels_take(caller: Caller, arguments: LinearArguments, classes: int
 
 
 def _product_dtype(arguments: LinearArguments, compute_dtype: torch.dtype | None) -> torch.dtype | None:
-    """Return the caller's ``compute_dtype``; if it is None and the operands' dtypes differ, the dtype of the input.
+    """Return the dtype of the matrix product: ``compute_dtype`` unless that is None.
 
-    The result None stands for autocast's dtype if autocast is on, else for the dtype that all operands have. Dtypes
-    that no kernel takes are rejected later.
+    If it is None, the result is the dtype of the input if the dtypes of the operands differ and autocast is off. Else
+    it is None, which stands for autocast's dtype if autocast is on, and for the operands' dtype if it is off.
     """
     input, weight = arguments.input, arguments.linear_weight
     is_decided = compute_dtype is not None or autocast_dtype(input.device) is not None
@@ -192,9 +192,9 @@ def linear_token_scores(
     """Compute the log-probability of each target and further scores of each position, from hidden states and the output
     layer.
 
-    Reinforcement learning and preference optimization use these scores. They equal, with z = softcap(logit_scale *
-    linear(input, linear_weight, linear_bias)) / temperature in float32, where softcap is the cap that ``logit_softcap``
-    describes, and p = z.softmax(-1)::
+    Reinforcement learning and preference optimization use these scores. Let z = softcap(logit_scale * linear(input,
+    linear_weight, linear_bias)) / temperature in float32, where softcap is the cap that ``logit_softcap`` describes,
+    and p = z.softmax(-1). The scores equal::
 
         logprob = z.log_softmax(-1).gather(-1, target[..., None])[..., 0]
         entropy = -(p * p.log()).sum(-1)
@@ -203,10 +203,10 @@ def linear_token_scores(
         log_sum_squares = p.square().sum(-1).log()
         mean_logit = z.mean(-1)
 
-    with one launch in the forward and one in the backward, without logits in memory and without rounding of logits. The
-    gradients of ``input``, ``linear_weight`` and ``linear_bias`` have the dtypes of these tensors, are accumulated in
-    float32 and rounded once; a gradient that is not needed is not computed. Tensor values are never read, so the call
-    does not wait for the device; only on the CPU are targets checked for their range.
+    The forward is one launch and the backward another. Logits are neither stored in memory nor rounded. The gradients
+    of ``input``, ``linear_weight`` and ``linear_bias`` have the dtypes of these tensors, are accumulated in float32 and
+    rounded once; a gradient that is not needed is not computed. Tensor values are never read, so the call does not wait
+    for the device. The exception is the CPU, where the range of targets is checked.
 
     A class that a bias of -inf masks stays masked under a cap, adds nothing to entropy and ``log_sum_squares``, and is
     excluded from ``mean_logit``. (TRL's function gives NaN and -inf there.)

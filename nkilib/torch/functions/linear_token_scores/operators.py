@@ -3,16 +3,15 @@
 
 """The operators ``torch.ops.nkilib.linear_token_scores_*``, their options and results, and their derivative.
 
-- :data:`FORWARD`: the scores of each position, :class:`ScoreResults`; :data:`BACKWARD`: the gradients;
-  :data:`BACKWARD_ADDING`: the gradients, with that of the weight added to ``grad_weight_sum``; :data:`DERIVATIVE`
-  joins the three;
-- :data:`SHARD_STATISTICS`, with :class:`ShardScores`, :data:`SHARD_BACKWARD` and :data:`SHARD_BACKWARD_ADDING`: the
-  same for a part of the classes;
-- :class:`WantedScores`: the option that requests scores.
+- for all classes: :data:`FORWARD` returns :class:`ScoreResults`, and :data:`BACKWARD` the gradients.
+  :data:`BACKWARD_ADDING` adds the gradient of the weight to ``grad_weight_sum`` instead of returning it.
+  :data:`DERIVATIVE` joins the three;
+- for a shard of the classes: :data:`SHARD_STATISTICS` returns :class:`ShardScores`. :data:`SHARD_BACKWARD` and
+  :data:`SHARD_BACKWARD_ADDING` are the backwards;
+- :class:`WantedScores`: the options that request scores.
 
-These are the operators of the linear cross-entropy (module ``of_loss``) without a loss and without class weights. Rows
-are positions: input [N, D], linear_weight [V, D], targets of any integer type, [N], or [N, K] for K ids of each
-position.
+The operators are derived from those of the linear cross-entropy; they have no loss and no class weights. Rows are
+positions: input [N, D], linear_weight [V, D], targets of any integer type, [N], or [N, K] for K ids of each position.
 """
 
 from __future__ import annotations

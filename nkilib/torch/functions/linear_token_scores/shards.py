@@ -66,7 +66,7 @@ def _log_probability(statistics: VocabularyStatistics, target: Tensor, options: 
 
 
 def _statistics(own: ShardScores) -> ShardStatistics:
-    """Return the results of a shard that the cross-entropy has too, as :class:`ShardStatistics`."""
+    """Return those results of a shard that :class:`ShardStatistics` has too."""
     nothing = own.maximum.new_empty(0)
     return ShardStatistics(own.maximum, own.log_sum, own.target_logit, nothing, nothing, own.argmax, own.entropy)
 
@@ -76,9 +76,9 @@ def _further_sums(
 ) -> Callable[[Tensor], Mapping[str, Tensor]]:
     """Return a function that computes this rank's summands for ``log_sum_squares`` and ``mean_logit``, by name.
 
-    The argument of the function is the distance of the shard's maximum below m, the maximum over all ranks. The shard's
-    sum of exp(z - m)^2 is exp(log_sum_squares + 2 (log_sum - distance)), with both scores of the shard alone. The mean
-    is over the classes that no bias masks.
+    The argument of the function is m minus the shard's maximum, [N], where m is the maximum over all ranks. The
+    summands, [N] each, are: ``squares``, the sum of exp(z - m)^2 over the shard; ``logits``, the sum of z over the
+    shard's unmasked classes; ``counted``, the number of these classes (only with a bias).
     """
 
     def summands(below: Tensor) -> dict[str, Tensor]:

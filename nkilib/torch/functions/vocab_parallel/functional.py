@@ -129,9 +129,9 @@ def vocab_parallel_cross_entropy(
 
     Args:
         logits_shard: logits of this rank's classes, bfloat16, float16 or float32: [..., columns], or with
-            ``class_dim=1`` [batch, columns, ...]. A rank with padding copies its logits without it, in the forward and
-            the backward. A DTensor's placements define which classes a rank has, and its mesh defines which ranks share
-            them (docs/reference/torch.md#which-function-for-which-trainer).
+            ``class_dim=1`` [batch, columns, ...]. Logits with padding are copied without the padding, in the forward
+            and in the backward. A DTensor's placements define which classes a rank has, and its mesh defines which
+            ranks share them (docs/reference/torch.md#which-function-for-which-trainer).
         target: class indices of any integer type, counted over all classes, each in [0, V) or ``ignore_index``, of the
             shape of ``logits_shard`` without the classes; or class probabilities, floating, of the shape of
             ``logits_shard``: those of this rank's classes.
@@ -141,8 +141,8 @@ def vocab_parallel_cross_entropy(
         ignore_index: class index of ignored positions, which have loss 0 and gradient 0.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``, see ``cross_entropy``.
         label_smoothing: from 0 to 1, the share of the target that is spread over all V classes.
-        num_classes: V, if all ranks have equally many columns and those from V on, at the end of the last ranks, are
-            padding, as in a vocabulary that is padded to a multiple of the ranks.
+        num_classes: V, for a vocabulary that is padded to a multiple of the number of ranks. All ranks then have
+            equally many columns, and the columns from V on, counted over the ranks in order, are padding.
         shard_sizes: the number of classes of each rank in rank order, the same list on every rank, if ranks have
             different numbers of classes; further columns of a rank are padding. A rank may have 0 classes.
         logit_softcap: c, from 1e-30 to 1e30: replaces the logits by c * tanh(logits / c), except -inf; None applies no

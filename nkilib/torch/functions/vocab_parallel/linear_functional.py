@@ -188,8 +188,8 @@ def vocab_parallel_linear_cross_entropy(
         reduction: ``"mean"``, ``"sum"`` or ``"none"``, see ``linear_cross_entropy``.
         ignore_index: class index of ignored positions, which have loss 0 and gradient 0.
         label_smoothing: from 0 to 1, the share of the target that is spread over all V classes.
-        num_classes: V, if all ranks have equally many rows and those from V on, at the end of the last ranks, are
-            padding, as in a vocabulary that is padded to a multiple of the ranks.
+        num_classes: V, for a vocabulary that is padded to a multiple of the number of ranks. All ranks then have
+            equally many rows, and the rows from V on, counted over the ranks in order, are padding.
         shard_sizes: the number of classes of each rank in rank order, the same list on every rank, if ranks have
             different numbers of classes; further rows of a rank are padding. A rank may have 0 classes.
         logit_softcap: c, from 1e-30 to 1e30: replaces the logits by c * tanh(logits / c), except -inf; None applies no

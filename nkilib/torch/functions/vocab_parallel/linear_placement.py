@@ -37,7 +37,7 @@ class LocalLayer:
 
     Attributes:
         arguments: the arguments of the loss.
-        spread: the ranks that have the rows of the weight.
+        spread: the ranks that share the rows of the weight, and the number of rows of each.
     """
 
     arguments: LinearArguments
@@ -45,7 +45,7 @@ class LocalLayer:
 
 
 def spread_of_classes(caller: Caller, of_weight: Caller, linear_weight: DTensor) -> Spread:
-    """Return the ranks that have the rows of a weight.
+    """Return the ranks that share the rows of a weight, and the number of rows of each.
 
     Args:
         caller: the function that error messages name.
@@ -77,8 +77,9 @@ def same_everywhere(caller: Caller, name: str, tensor: Tensor) -> Tensor:
 
 
 def as_weight(caller: Caller, name: str, tensor: Tensor | None, linear_weight: DTensor) -> Tensor | None:
-    """Return this rank's part of a DTensor with the placements of the weight. A plain tensor is this rank's part
-    already.
+    """Return this rank's part of ``tensor``, if that is a DTensor; its placements must be those of the weight.
+
+    A plain tensor, or None, is returned unchanged.
     """
     placed = dtensor(tensor)
     if placed is None:
@@ -160,8 +161,8 @@ def _check_no_sum(caller: Caller, name: str, tensor: DTensor) -> None:
 
 
 class _Averaged(torch.autograd.Function):
-    """The identity as an autograd function whose gradient is divided by the number of ranks: the sum over the ranks is
-    then the mean.
+    """The identity, as an autograd function that divides the gradient by the number of ranks, so that adding the
+    gradients of the ranks gives their mean.
     """
 
     @staticmethod

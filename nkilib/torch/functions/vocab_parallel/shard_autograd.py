@@ -91,7 +91,7 @@ def save_for_backward(
         options: the options of the operators.
         returned: the differentiable results, by name.
         grad_weight_sum: the tensor that the backward adds to, or None.
-        further: another tensor to save, or None.
+        further: a tensor to save that is neither input nor result of the forward operator; None to save no such tensor.
     """
     ctx.save_for_backward(*(tensors[name] for name in derivative.saved), further)
     ctx.options = options
@@ -101,8 +101,8 @@ def save_for_backward(
 
 
 def backward_call(ctx: Any, derivative: Derivative) -> tuple[Call, Tensor | None]:
-    """Return the backward's call, made from the saved tensors without upstream gradients, and the saved ``further``
-    tensor.
+    """Return the backward's call, still without upstream gradients, and the tensor that :func:`save_for_backward` saved
+    as ``further``.
     """
     *kept, further = ctx.saved_tensors
     return Call(dict(zip(derivative.saved, kept, strict=True)), ctx.options), further

@@ -5,8 +5,8 @@
 
 - :class:`VocabularyShards`: the classes of each rank. :func:`shards_of_ranks` computes them from this process's
   :class:`GroupPlace` (:func:`group_place`), without communication;
-- :func:`unpadded_sizes`, :func:`without_padding`: columns that are no classes;
-- :func:`check_no_group`, :func:`check_whole`: arguments that a DTensor or a missing group excludes;
+- :func:`unpadded_sizes`, :func:`without_padding`: leave out padding, which are columns that are no classes;
+- :func:`check_no_group`, :func:`check_whole`: reject arguments that a DTensor or a missing group excludes;
 - :class:`VocabularyStatistics`: statistics over all classes. :func:`combined_statistics` all-reduces them:
   :func:`sums_of_ranks` adds sums, whose summands :func:`product_or_zero` computes, and :func:`greatest_of_ranks` takes
   maxima. The scores and the distillation use these functions too.
@@ -47,7 +47,7 @@ class VocabularyShards(NamedTuple):
     Attributes:
         sizes: the number of classes of every rank, 0 allowed.
         rank: this process's rank.
-        are_assumed: whether the caller did not state the sizes, so that all columns count as classes.
+        are_assumed: True if the caller did not state the sizes; every column then counts as a class.
     """
 
     sizes: tuple[int, ...]
@@ -66,7 +66,7 @@ class VocabularyShards(NamedTuple):
 
     @property
     def columns(self) -> Columns:
-        """This rank's columns as the option that tells kernels their classes."""
+        """The kernels' option that says which classes this rank's columns are."""
         return Columns(sum(self.sizes[: self.rank]), self.num_classes)
 
     def own(self, of_classes: Tensor | None) -> Tensor | None:
@@ -257,9 +257,9 @@ class VocabularyStatistics(NamedTuple):
         log_sum: log of the sum of exp(logit - maximum), in nats; at least 0.
         sums: further sums over the ranks, by name. ``target_logit`` (not for class probabilities): the logit of the
             target, 0 at ignored positions; [N, K] for K target ids. ``position_weight`` (with class weights or
-            probabilities): the weight of the target, 0 at ignored positions; or the sum of the weighted and smoothed
-            probabilities. ``distance_sum`` (if the shards have it): the sum over all classes of f * (maximum - logit),
-            with f as in :class:`ShardStatistics`.
+            probabilities): for class indices, the weight of the target, 0 at ignored positions; for class
+            probabilities, the sum of the weighted and smoothed probabilities. ``distance_sum`` (if the shards have it):
+            the sum over all classes of f * (maximum - logit), with f as in :class:`ShardStatistics`.
         argmax: int32, the first class with the largest logit; [0] if the shards have no argmax.
         entropy: the entropy of the softmax, in nats; [0] if the shards have no entropy.
     """
@@ -279,14 +279,13 @@ class VocabularyStatistics(NamedTuple):
 def _check_different(
     caller: Caller, own: ShardStatistics, shards: VocabularyShards, target: Tensor, ignore_index: int
 ) -> None:
-    """Raise an error if the logits of all ranks have the same statistics, because every rank then seems to hold the
-    whole vocabulary.
+    """Raise an error if every rank seems to hold the whole vocabulary. The caller knows that the logits of all ranks
+    have the same statistics.
 
     Parts of a vocabulary may have the same statistics too: parts of one class each, parts of an output layer that is 0,
     and parts that every rank has initialised with the same seed. So an error is raised only if rows are not constant,
     and if every label is a class of the first rank, as all labels of a whole vocabulary are. These conditions have the
-    same value on all ranks, so either all ranks raise an error or none does. (In a group that does not communicate,
-    such as PyTorch's fake one, the sums are this rank's alone, and nothing is compared.)
+    same value on all ranks, so either all ranks raise an error or none does.
     """
     ranks, width = len(shards.sizes), shards.sizes[0]
     labels = target[~is_ignored(target, ignore_index)]
@@ -365,9 +364,8 @@ def greatest_of_ranks(
     ``marks``.
 
     Marks are a few numbers that, unlike claims, may differ between ranks. Claims are compared as float32, so different
-    integers above 2^24 that are close to each other pass as equal. Claims and their negatives go through the same
-    all-reduce, which gives the greatest and the least value of each. They are copied from the host in every call, and
-    not cached as a tensor, which might belong to a trace.
+    integers above 2^24 that are close to each other pass as equal. One all-reduce takes the maximum of the claims and
+    of their negatives, which gives the greatest and the least value of each claim.
 
     Raises:
         ValueError: the ranks do not make the same claims; on the CPU only, and not under torch.compile.
@@ -420,9 +418,9 @@ def combined_statistics(
             distances [N] of this rank's maxima below those of all ranks.
 
     Raises:
-        ValueError: raised on all ranks if the ranks do not see the same shards or options, or seem to have the same
-            whole vocabulary. On the CPU only: elsewhere reading the answer would wait for the device; where options
-            differ, the statistics are NaN instead.
+        ValueError: the ranks do not see the same shards or options, or seem to have the same whole vocabulary. It is
+            raised on all ranks, and on the CPU only, since reading values would wait for a device. On a device,
+            different options make the statistics NaN instead.
     """
     soft = target.is_floating_point()
     all_claims: dict[str, Any] = {

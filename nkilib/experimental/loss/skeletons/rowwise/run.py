@@ -354,7 +354,10 @@ class _Forward(Generic[Factors]):
             statistic.of_runs(results[number], runs[: number + 1], results[:number])
 
     def _finish(self, group: RowGroup) -> None:
-        """Compute and store the coefficients and losses of a group; if there are ``sums``, add the losses instead."""
+        """Compute the losses and coefficients of a group, and store them.
+
+        With a reduction, losses are not stored; their sums, one per partition and tile, are written to :attr:`sums`.
+        """
         vectors = [loaded_rows(vector_hbm, group) for vector_hbm in self.launch.vectors_hbm]
         results = self.definition.results(self.statistics_sbuf.pop(group.start), vectors)
         if self.outputs.coefficients_hbm is not None:
