@@ -17,7 +17,7 @@ const WAITED = {
   meeting: "the other core, at a barrier or an exchange", loop: "a loop of the device, at which all engines wait",
 };
 const MOST_ROWS = 12, MOST_CHAIN = 500, MOST_LISTED = 25, MOST_IN_TABLE = 200, MOST_IN_LEGEND = 12;
-const RULER = 20, GAP = 5, LETTER = 6.8, SLOW = 8;
+const RULER = 20, GAP = 5, LETTER = 7.2, SLOW = 8;
 const at = id => /** @type {any} */ (document.getElementById(id));
 /** @param {number} ps @param {number} [digits] @param {number} [least] */
 const us = (ps, digits = 3, least = 1) =>
@@ -807,7 +807,7 @@ function selectLine(p, file, line) {
     ["critical path", `${us(path)} us`], ["bytes moved", whole(bytes)], ...sums]), first = p.marked.indexOf(1);
   detail(known, excerpt(p, file, line),
     ...first < 0 ? [] : [link("its first instruction", () => select(p, first, true))]);
-  at("status").textContent = `${whole(p.marks)} instructions of ${p.lineText(file, line)}`;
+  at("status").textContent = `${p.marks ? whole(p.marks) + " instructions" : "tiles"} of ${p.lineText(file, line)}`;
   showLine(p, file, line);
   redraw();
 }

@@ -214,6 +214,7 @@ def test_a_line_that_only_makes_tiles_is_selected_by_a_click_on_its_text(window:
     row.locator("code").click()
     assert row.get_attribute("aria-selected") == "true" and pixels(window, 1) != memory
     assert text(window, "#details pre strong").strip().endswith('name="tile")')
+    assert text(window, "#status").startswith("tiles of kernels.py:")
 
 
 def test_advice_leads_to_its_place(window: Opened) -> None:
