@@ -16,6 +16,7 @@ import base64
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 
+from ..why.critical_path import MOST_ANALYSED
 from .comparison import Change, Line
 from .content import Content
 
@@ -39,7 +40,9 @@ def _table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]], *,
     def kind(column: int) -> str:
         return "" if column < texts else ' class="figure"'
 
-    head = "".join(f'<th scope="col"{kind(at)}>{escape(text)}</th>' for at, text in enumerate(heads))
+    head = "".join(
+        f'<th scope="col"{kind(at)}>{escape(text)}</th>' if text else "<td></td>" for at, text in enumerate(heads)
+    )
     body = "".join(
         "<tr>" + "".join(f"<td{kind(at)}>{cell}</td>" for at, cell in enumerate(row)) + "</tr>" for row in rows
     )
@@ -80,7 +83,7 @@ def _bar(share: float) -> str:
 def _engines(content: Content) -> str:
     time = content["time"] or 1
     rows = [
-        (f"core {core:d}", escape(name), us(busy), f"{busy / time:.1%}", _bar(busy / time))
+        (f"{core:d}", escape(name), us(busy), f"{busy / time:.1%}", _bar(busy / time))
         for core, engines in content["busy"]
         for name, busy in engines.items()
     ]
@@ -139,7 +142,20 @@ def _counts(content: Content) -> str:
 
 
 def _left_out(content: Content) -> Iterator[str]:
-    """Yield a sentence that says how many runs of device loops the page leaves out, if it leaves out any."""
+    """Yield a sentence for each thing of which the page shows only a part: instructions, the path, loops."""
+    total = sum(core["total"] for core in content["cores"])
+    shown = sum(len(core["site"]) for core in content["cores"])
+    if shown < total:
+        yield (
+            f"The timeline shows {shown:,} of {total:,} instructions: an equal share of each core, of which the first "
+            f"third is its first ones, and the rest its last ones. Sums cover all instructions."
+        )
+    analysed = sum(spent for _, spent in content["path_by_use"])
+    if 0 < analysed < 0.999 * content["time"]:
+        yield (
+            f"The critical path and the findings are those of the last {us(analysed)} us: of each core the last "
+            f"{MOST_ANALYSED:,} instructions are analysed."
+        )
     shown, left_out = len(content["loops"]), content["loops_left_out"]
     if left_out:
         yield f"The timeline shows {shown:,} runs of device loops, the first of each core; {left_out:,} are left out."
@@ -152,7 +168,9 @@ def summary(content: Content, profile: int) -> str:
         content: the content.
         profile: the index of the profile in the page.
     """
-    sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in (*content["sentences"], *_left_out(content)))
+    found = tuple(finding["text"] for finding in content["findings"])
+    said = [sentence for sentence in content["sentences"] if not sentence.endswith(found)]
+    sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in (*said, *_left_out(content)))
     heading = "<h3>Why: advice, each with what it saves, and facts</h3>"
     return f"{sentences}{heading}{_findings(content, _as_button(profile))}"
 

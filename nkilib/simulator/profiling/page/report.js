@@ -9,7 +9,7 @@
 const US = 1e6;
 // Hues of Okabe and Ito, which colour-blind readers tell apart, each with the colour of text on it.
 const HUES = [["#0072b2", "#fff"], ["#e69f00", "#000"], ["#009e73", "#000"], ["#cc79a7", "#000"], ["#56b4e9", "#000"],
-  ["#d55e00", "#000"], ["#f0e442", "#000"], ["#8a8f98", "#000"]];
+  ["#d55e00", "#000"], ["#f0e442", "#000"], ["#5c6370", "#fff"]];
 const ENGINES = ["tensor", "vector", "scalar", "gpsimd", "sync", "dma"];
 const WAITED = {
   nothing: "nothing", engine: "its engine, which ran others", data: "data that it reads",
@@ -17,13 +17,11 @@ const WAITED = {
   meeting: "the other core, at a barrier or an exchange", loop: "a loop of the device, at which all engines wait",
 };
 const MOST_ROWS = 12, MOST_CHAIN = 500, MOST_LISTED = 25, MOST_IN_TABLE = 200, MOST_IN_LEGEND = 12;
-const RULER = 20, GAP = 5, LETTER = 6.8, SLOW = 8;
-/** @param {string} id @returns {any} */
-const at = id => document.getElementById(id);
-/** @param {number} ps @param {number} [digits] */
-const us = (ps, digits = 3) =>
-  (ps / US).toLocaleString("en", {minimumFractionDigits: 1, maximumFractionDigits: digits});
-/** @param {number} count */
+const RULER = 20, GAP = 5, LETTER = 7.2, SLOW = 8;
+const at = id => /** @type {any} */ (document.getElementById(id));
+/** @param {number} ps @param {number} [digits] @param {number} [least] */
+const us = (ps, digits = 3, least = 1) =>
+  (ps / US).toLocaleString("en", {minimumFractionDigits: least, maximumFractionDigits: digits});
 const whole = count => count.toLocaleString("en");
 
 /** Make an element. @param {string} tag @param {Object<string, any>} [set] @param {(Node|string)[]} children */
@@ -57,14 +55,12 @@ function firstOver(count, of, limit) {
   return low;
 }
 
-/** @param {string} text @returns {Promise<any>} */
 async function decoded(text) {
   const bytes = Uint8Array.from(atob(text), letter => letter.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   return JSON.parse(await new Response(stream).text());
 }
 
-/** @param {number[]} differences */
 function summed(differences) {
   let total = 0;
   return Float64Array.from(differences, difference => total += difference);
@@ -87,6 +83,7 @@ class Profile {
     this.waited = new Uint8Array(this.count);
     this.on = new Float64Array(this.count);
     this.path = new Float64Array(this.count);  // its time on the critical path
+    this.y = new Float64Array(this.count);  // the middle of its row in the timeline
     this.marked = new Uint8Array(this.count);
     this.marks = 0;
     /** @type {number[]} */ this.chain = [];
@@ -105,9 +102,9 @@ class Profile {
     /** @type {Int32Array | null} */ this.order = null;
     this.links = this.linked();
     this.lanes = this.laned();
-    /** @type {Map<number, Int32Array>} */ this.latest = new Map();
     this.height = RULER + this.lanes.reduce((sum, lane) => sum + lane.row * lane.rows.length + GAP, 0);
     this.meetings = new Map(content.meetings.map(m => [`${m[0]}:${m[1]}`, [m[2], m[3]]]));
+    this.makers = new Set(content.tiles.kinds.map(kind => `${kind[3]}:${kind[4]}`));  // lines that make tiles
     this.sums = new Map(content.lines.map(line => [`${line[0]}:${line[1]}`, line]));
   }
 
@@ -148,19 +145,17 @@ class Profile {
     const path = {label: "critical path", core: -1, kind: "path", rows: [new Int32Array(0)], y: 0, row: 14};
     const all = [path, ...lanes];
     this.content.cores.forEach((core, at) => {
-      const rows = this.depths(core.core), first = all.findIndex(other => other.core === at);
+      const depths = this.content.loops.filter(loop => loop[0] === core.core).map(loop => loop[4]);
+      const rows = Array.from({length: Math.max(-1, ...depths) + 1}, () => new Int32Array(0));
       const lane = {label: `core ${core.core} loops`, core: at, kind: "loops", rows, y: 0, row: 13};
-      if (rows.length) all.splice(first, 0, lane);
+      if (rows.length) all.splice(all.findIndex(one => one.core === at), 0, lane);
     });
     let y = RULER;
-    for (const lane of all) [lane.y, y] = [y, y + lane.row * lane.rows.length + GAP];
+    for (const lane of all) {
+      [lane.y, y] = [y, y + lane.row * lane.rows.length + GAP];
+      lane.rows.forEach((row, at) => { for (const i of row) this.y[i] = lane.y + (at + 0.5) * lane.row; });
+    }
     return all;
-  }
-
-  /** An empty row for each depth of device loops on a core. @param {number} core */
-  depths(core) {
-    const depths = this.content.loops.filter(loop => loop[0] === core).map(loop => loop[4]);
-    return Array.from({length: Math.max(0, ...depths.map(depth => depth + 1))}, () => new Int32Array(0));
   }
 
   /** Rows in which instructions do not overlap, 12 at most. @param {number[]} items @returns {Int32Array[]} */
@@ -179,9 +174,7 @@ class Profile {
 
   /** Name and line of an instruction. @param {number} i */
   what(i) { return `${this.name[this.site[i]]} at ${this.line(i)}`; }
-  /** @param {number} i */
   line(i) { const site = this.content.sites[this.site[i]]; return this.lineText(site[3], site[4]); }
-  /** @param {number} file @param {number} line */
   lineText(file, line) { return `${this.content.files[file].name}:${line}`; }
 
   /** The instruction that delayed another one; -1 if none did, or it is not shown. @param {number} i */
@@ -191,20 +184,9 @@ class Profile {
     const waited = this.content.waited[this.waited[i]], first = this.first[this.core[i]];
     const met = this.meetings.get(`${core}:${this.number[i]}`);
     if (waited === "meeting" && met) return this.find(met[0], met[1]);
-    return waited === "loop" && i > first ? this.done(this.core[i])[i - 1 - first] : -1;
-  }
-
-  /** For each instruction of a core, the one up to there that ends last. @param {number} core */
-  done(core) {
-    const known = this.latest.get(core);
-    const first = this.first[core], size = this.content.cores[core].site.length, latest = new Int32Array(size);
-    if (known) return known;
-    for (let at = 0, best = first; at < size; at++) {
-      if (this.end[first + at] >= this.end[best]) best = first + at;
-      latest[at] = best;
-    }
-    this.latest.set(core, latest);
-    return latest;
+    let latest = waited === "loop" ? i - 1 : -1;  // all engines waited, for the one that ended last
+    for (let other = latest; other >= first; other--) if (this.end[other] > this.end[latest]) latest = other;
+    return latest < first ? -1 : latest;
   }
 
   /** The instructions that an instruction waited for, one after the other. @param {number} i */
@@ -241,9 +223,7 @@ const axis = {
     this.to = this.from + length;
     redraw();
   },
-  /** @param {number} factor @param {number} about */
   zoom(factor, about) { this.show(about - (about - this.from) * factor, about + (this.to - about) * factor); },
-  /** @param {number} share */
   pan(share) { this.show(this.from + share * (this.to - this.from), this.to + share * (this.to - this.from)); },
 };
 
@@ -280,7 +260,7 @@ class Picture {
     const canvas = make("canvas", {tabindex: "0", role: "application", "aria-label": label});
     this.canvas = /** @type {HTMLCanvasElement} */ (canvas);
     this.g = /** @type {CanvasRenderingContext2D} */ (this.canvas.getContext("2d"));
-    this.width = this.height = this.left = this.cost = this.timer = 0;
+    this.width = this.height = this.left = this.cost = this.drawn = this.timer = 0;
     this.last = {image: document.createElement("canvas"), from: 0, to: 1};
     /** @type {Map<number, PointerEvent>} */ this.pointers = new Map();
     this.moved = 0;
@@ -294,18 +274,19 @@ class Picture {
     listen("pointerleave", () => { if (!this.pointers.size) at("tip").hidden = true; });
   }
 
-  /** Draw. What takes long moves its last drawing instead, and draws when nothing has changed for a while. */
+  /** Draw. What takes long moves its last drawing instead, and draws now and then, and when nothing changes. */
   refresh(isAtRest = false) {
     const {image, from, to} = this.last, begun = performance.now(), {width} = this.canvas;
     clearTimeout(this.timer);
-    if (!isAtRest && this.cost > SLOW && image.width === width) {
+    if (!isAtRest && this.cost > SLOW && image.width === width && begun - this.drawn < Math.max(250, 20 * this.cost)) {
       this.begin();
       this.g.drawImage(image, this.x(from), 0, this.x(to) - this.x(from), this.height);
       this.labels();
       return void (this.timer = setTimeout(() => this.refresh(true), 150));
     }
     this.draw();
-    this.cost = performance.now() - begun;
+    this.drawn = performance.now();
+    this.cost = this.drawn - begun;
     [image.width, image.height] = [this.canvas.width, this.canvas.height];
     const left = this.left * image.width / this.width;
     this.last = {image, from: axis.from, to: axis.to};
@@ -314,9 +295,7 @@ class Picture {
   }
 
   get scale() { return (this.width - this.left) / (axis.to - axis.from); }
-  /** @param {number} time */
   x(time) { return this.left + (time - axis.from) * this.scale; }
-  /** @param {number} x */
   time(x) { return axis.from + (x - this.left) / this.scale; }
 
   /** Give the canvas its size, clear it, and draw the ruler. */
@@ -324,7 +303,7 @@ class Picture {
     const width = this.canvas.parentElement ? this.canvas.parentElement.clientWidth : 300, height = this.wanted;
     const ratio = window.devicePixelRatio || 1;
     if (width !== this.width || height !== this.height || this.canvas.width !== Math.round(width * ratio)) {
-      [this.width, this.height, this.left] = [width, height, width < 600 ? 64 : 120];
+      [this.width, this.height, this.left] = [width, height, width < 600 ? 70 : 120];
       [this.canvas.width, this.canvas.height] = [Math.round(width * ratio), Math.round(height * ratio)];
       this.canvas.style.height = `${height}px`;
     }
@@ -346,11 +325,11 @@ class Picture {
     for (let time = Math.ceil(axis.from / step) * step; time <= axis.to; time += step) {
       const x = Math.round(this.x(time)) + 0.5;
       g.moveTo(x, RULER - 4); g.lineTo(x, this.height);
-      g.fillText(`${(time / US).toFixed(digits)} us`, x + 3, 8);
+      const text = `${us(time, digits, digits)} us`;
+      if (x + 3 + g.measureText(text).width <= this.width) g.fillText(text, x + 3, 8);
     }
     g.stroke();
   }
-  /** @param {string} text @param {number} y */
   label(text, y) {
     const fits = Math.floor((this.left - 4) / 5.6);
     if (this.left < 100) text = text.replace(/^core /, "");
@@ -363,7 +342,7 @@ class Picture {
    * @param {string} text @param {number} from @param {number} to @param {number} y */
   write(text, from, to, y) {
     const x = Math.max(from, this.left) + 3, fits = Math.floor((Math.min(to, this.width) - x) / LETTER);
-    if (fits > 2) this.g.fillText(text.slice(0, fits), x, y);
+    if (fits > 3) this.g.fillText(text.slice(0, fits), x, y);
   }
 
   // What the pictures themselves do.
@@ -437,18 +416,22 @@ class Timeline extends Picture {
     this.labels();
   }
   labels() { for (const lane of this.p.lanes) this.label(lane.label, lane.y + lane.row * lane.rows.length / 2); }
-  /** @param {number} i */
   isDim(i) { return isAlone ? !this.p.path[i] : isMarking && !this.p.marked[i]; }
   /** @param {Int32Array} row @param {number} y @param {number} height */
   row(row, y, height) {
     const g = this.g, {start, end, site, hue, name} = this.p, scale = this.scale, left = this.left - axis.from * scale;
-    let pixel = -1, cover = 0, longest = -1, fill = -1, dim = true;
+    let pixel = -1, cover = 0, longest = -1, fill = -1, dim = true, begin = 0, stop = 0, look = 0;
+    const paint = () => {  // the run of pixels that look the same
+      g.globalAlpha = (look & 15) / 10;
+      g.fillStyle = look >> 4 < HUES.length ? HUES[look >> 4][0] : colours.dim;
+      g.fillRect(begin, y, stop - begin, height);
+      g.globalAlpha = 1; begin = stop;
+    };
     const flush = () => {
       if (pixel < 0 || (isAlone && dim)) return;
-      g.globalAlpha = Math.min(1, 0.35 + 0.65 * cover);
-      g.fillStyle = dim ? colours.dim : HUES[fill][0];
-      g.fillRect(pixel, y, 1, height);
-      g.globalAlpha = 1;
+      const own = (dim ? HUES.length : fill) << 4 | Math.round(10 * Math.min(1, 0.35 + 0.65 * cover));
+      if (own !== look || pixel !== stop) { paint(); [begin, look] = [pixel, own]; }
+      stop = pixel + 1;
     };
     for (let at = firstOver(row.length, at => end[row[at]], axis.from); at < row.length; at++) {
       const i = row[at];
@@ -469,7 +452,7 @@ class Timeline extends Picture {
       cover += width;
       if ((dim && !isDim) || (dim === isDim && width > longest)) { longest = width; fill = hue[site[i]]; dim = isDim; }
     }
-    flush();
+    flush(); paint();
   }
   /** @param {Lane} lane */
   path(lane) {
@@ -522,20 +505,6 @@ class Timeline extends Picture {
     });
   }
 
-  /** The middle of an instruction's row, which depends on its lane. @param {number} i */
-  y(i) {
-    for (const lane of this.p.lanes) {
-      if (lane.core !== this.p.core[i]) continue;
-      for (let at = 0; at < lane.rows.length; at++) {
-        const row = lane.rows[at];
-        let near = firstOver(row.length, k => this.p.start[row[k]], this.p.start[i]) - 1;
-        while (near >= 0 && row[near] !== i && this.p.start[row[near]] === this.p.start[i]) near--;
-        if (near >= 0 && row[near] === i) return lane.y + (at + 0.5) * lane.row;
-      }
-    }
-    return RULER;
-  }
-
   /** The chain of what the selected instruction waited for. */
   chain() {
     const g = this.g, p = this.p;
@@ -547,15 +516,14 @@ class Timeline extends Picture {
       const isTrigger = p.content.waited[p.waited[late]] === "trigger";
       const x = this.x(isTrigger ? p.start[early] : Math.min(p.end[early], p.start[late])), to = this.x(p.start[late]);
       if (x > this.width && to > this.width) continue;
-      const y = this.y(early), below = this.y(late), bend = Math.max(8, (to - x) / 2);
+      const y = p.y[early], below = p.y[late], bend = Math.max(8, (to - x) / 2);
       g.beginPath(); g.moveTo(x, y); g.bezierCurveTo(x + bend, y, to - bend, below, to, below); g.stroke();
       g.beginPath(); g.moveTo(to, below); g.lineTo(to - 6, below - 3); g.lineTo(to - 6, below + 3); g.fill();
     }
     g.lineWidth = 2;
-    const i = selected.i, y = this.y(i), from = this.x(p.start[i]);
+    const i = selected.i, y = p.y[i], from = this.x(p.start[i]);
     g.strokeRect(from - 1, y - 9, Math.max(3, this.x(p.end[i]) - from + 2), 18);
   }
-  /** @param {number} x @param {number} y */
   hit(x, y) {
     const lane = this.p.lanes.find(one => y >= one.y && y < one.y + one.row * one.rows.length);
     const time = this.time(x), near = 2 / this.scale;
@@ -599,14 +567,10 @@ class Timeline extends Picture {
     const now = selected && selected.p === p ? selected.i : -1;
     const inView = firstOver(lanes[0].length, k => p.end[lanes[0][k]], axis.from);
     if (now < 0) return select(p, lanes[0][Math.min(lanes[0].length - 1, inView)], true);
-    const lane = lanes.findIndex(items => items.includes(now));
-    if (along) {
-      const next = lanes[lane].indexOf(now) + along;
-      if (next >= 0 && next < lanes[lane].length) select(p, lanes[lane][next], true);
-    } else {
-      const other = lanes[lane + across];
-      if (other) select(p, other[Math.max(0, firstOver(other.length, k => p.start[other[k]], p.start[now]) - 1)], true);
-    }
+    const items = lanes[lanes.findIndex(items => items.includes(now)) + across];
+    const near = items && across ? Math.max(0, firstOver(items.length, k => p.start[items[k]], p.start[now]) - 1) : 0;
+    const next = items && items[across ? near : items.indexOf(now) + along];
+    if (next !== undefined) select(p, next, true);
   }
 }
 
@@ -622,7 +586,7 @@ class Memory extends Picture {
       const [core, region, tensor, file, line, partitions, bytes] = kinds[own], from = starts[at];
       const hue = makers.indexOf(`${tensor} ${file}:${line}`) % HUES.length;
       const to = from + duration[at];
-      const tile = {hue, region, tensor, file, line, partitions, bytes, from, to, low: -1, unused: []};
+      const tile = {own, hue, region, tensor, file, line, partitions, bytes, from, to, low: -1, unused: []};
       const key = `core ${core} ${region.toUpperCase()}`;
       const band = {key, region, tiles: [], tracks: new Map(), y: 0, height: 0, top: 1, peak: 0, when: 0};
       if (!bands.has(key)) bands.set(key, band);
@@ -672,7 +636,6 @@ class Memory extends Picture {
     this.labels();
   }
   labels() { for (const band of this.bands) this.label(band.key, band.y + band.height / 2); }
-  /** @param {any} band @param {number} bytes */
   yOf(band, bytes) {
     const capacity = this.p.content[band.region].capacity;
     const top = at("capacity").checked ? Math.max(capacity, band.top) : band.top * 1.05;
@@ -682,14 +645,19 @@ class Memory extends Picture {
     const g = this.g, capacity = this.p.content[band.region].capacity;
     g.save();
     g.beginPath(); g.rect(this.left, band.y - 20, this.width - this.left, band.height + 26); g.clip();
-    for (const track of band.tracks.values())
-      for (let at = firstOver(track.length, at => track[at].to, axis.from), last = -1; at < track.length; at++) {
+    for (const track of band.tracks.values()) {
+      let tile = null, isNarrow = false, begin = 0, stop = 0;  // a tile, or a run of narrow ones that look the same
+      for (let at = firstOver(track.length, at => track[at].to, axis.from); at < track.length; at++) {
         const from = Math.max(this.x(track[at].from), this.left - 2);
         const to = Math.min(this.x(track[at].to), this.width + 2);
         if (from > this.width) break;
-        if (to - from >= 1 || Math.floor(from) !== last) this.tile(band, track[at], from, to);
-        last = Math.floor(from);
+        const isSame = isNarrow && to - from < 3 && tile.own === track[at].own && from - stop < 1;
+        if (tile && !isSame) this.tile(band, tile, begin, stop);
+        if (!isSame) [tile, begin, isNarrow] = [track[at], from, to - from < 3];
+        stop = to;
       }
+      if (tile) this.tile(band, tile, begin, stop);
+    }
     g.strokeStyle = colours.ink; g.setLineDash([3, 3]); g.lineWidth = 1;
     const peak = Math.round(this.x(band.when)) + 0.5, limit = this.yOf(band, capacity);
     g.beginPath(); g.moveTo(peak, band.y); g.lineTo(peak, band.y + band.height);
@@ -711,12 +679,11 @@ class Memory extends Picture {
     const isDim = line !== null && !(line.p === this.p && line.file === tile.file && line.line === tile.line);
     g.fillStyle = isDim ? colours.dim : HUES[tile.hue][0];
     g.fillRect(begin, top, Math.max(1, wide > 3 ? wide - 1 : wide), Math.max(1, height > 3 ? height - 1 : height));
-    if (wide < 3 || height < 2) return;
+    if ((tile.to - tile.from) * this.scale < 3 || height < 2) return;
     for (const [begin, length] of tile.unused) this.hatch(this.x(begin), top, length * this.scale, height);
     g.fillStyle = isDim ? colours.muted : HUES[tile.hue][1];
     if (wide > 50 && height > 11) this.write(tile.tensor, from, to, top + height / 2);
   }
-  /** @param {number} x @param {number} y @param {number} width @param {number} height */
   hatch(x, y, width, height) {
     const g = this.g, from = Math.max(x, this.left), to = Math.min(x + width, this.width);
     if (to - from < 1) return;
@@ -728,7 +695,6 @@ class Memory extends Picture {
     for (let x = from - height; x < to; x += 6) { g.moveTo(x, y + height); g.lineTo(x + height, y); }
     g.stroke(); g.restore();
   }
-  /** @param {number} x @param {number} y */
   hit(x, y) {
     const band = this.bands.find(one => y >= one.y && y <= one.y + one.height);
     const time = this.time(x), near = 1 / this.scale;
@@ -749,7 +715,7 @@ class Memory extends Picture {
   choose(tile) {
     if (!tile) return clear();
     selectLine(this.p, tile.file, tile.line);
-    at("details").replaceChildren(listed(this.facts(tile)));
+    detail(listed(this.facts(tile)), excerpt(this.p, tile.file, tile.line));
   }
 }
 
@@ -771,11 +737,33 @@ function facts(p, i) {
     ["not timed", p.content.sites[p.site[i]][1] in p.content.untimed && "the time of collectives is not modelled"]];
   return known.filter(([, value]) => value);
 }
-/** @param {[string, string][]} pairs */
 const told = pairs => pairs.map(([name, value]) => name ? `${name}: ${value}` : value).join("\n");
-/** @param {[string, string][]} pairs */
 const listed = pairs => make("dl", {}, ...pairs.flatMap(([name, value]) =>
   [make("dt", {}, name || "what"), make("dd", {}, name ? value : make("strong", {}, value))]));
+
+/** Show something beside the timeline; the focus stays there. @param {(Node|string)[]} children */
+function detail(...children) {
+  const box = at("details"), hadFocus = box.contains(document.activeElement);
+  box.replaceChildren(...children);
+  if (hadFocus) box.focus({preventScroll: true});
+}
+
+/** A line of the kernel with its neighbours, and a link.
+ * @param {Profile} p @param {number} file @param {number} line */
+function excerpt(p, file, line) {
+  const known = p.content.files[file].parts.flatMap(([first, lines]) => lines.map((text, at) => [first + at, text]));
+  const near = known.filter(([number, text]) => Math.abs(number - line) < 3 && text);
+  const indent = Math.min(...near.map(([, text]) => text.search(/\S|$/)));
+  const shown = near.map(([number, text]) =>
+    make(number === line ? "strong" : "span", {}, `${number}  ${text.slice(indent)}\n`));
+  return make("div", {}, make("pre", {}, ...shown), link(`${p.lineText(file, line)} in the source`, toSource));
+}
+/** Bring the selected line of the source into view. */
+function toSource() {
+  const row = document.querySelector('#files [aria-selected="true"]');
+  row?.scrollIntoView({block: "center"});
+  row?.querySelector("button")?.focus({preventScroll: true});
+}
 
 /** @type {{p: Profile, file: number, line: number} | null} */ let lineSelected = null;
 
@@ -795,8 +783,8 @@ function select(p, i, isFound = false) {
   const chain = p.chain.slice(1, MOST_LISTED + 1).map(other =>
     make("li", {}, link(p.what(other), () => select(p, other, true)), ` ends ${us(p.end[other])} us`));
   const rest = p.chain.length - 1 - chain.length, more = p.chain.length === MOST_CHAIN ? " or more" : "";
-  const all = link(`all of ${p.lineText(file, line)}`, () => selectLine(p, file, line));
-  at("details").replaceChildren(listed(facts(p, i)), all,
+  const all = link("all of this line", () => selectLine(p, file, line));
+  detail(listed(facts(p, i)), excerpt(p, file, line), all,
     ...chain.length ? [make("p", {}, "The chain of what it waited for:"), make("ol", {}, ...chain)] : [],
     ...rest > 0 ? [make("p", {}, `and ${whole(rest)}${more} before these`)] : []);
   at("status").textContent = `${p.what(i)}, number ${whole(p.number[i])}`;
@@ -814,14 +802,12 @@ function selectLine(p, file, line) {
   for (const other of profiles) other.mark(site => other === p && site[3] === file && site[4] === line);
   isMarking = true;
   const [, , path, count, bytes, busy] = p.sums.get(`${file}:${line}`) || [0, 0, 0, 0, 0, {}];
-  /** @type {[string, string][]} */
-  const known = [["", p.lineText(file, line)], ["instructions", whole(count)], ["critical path", `${us(path)} us`],
-    ["bytes moved", whole(bytes)]];
-  for (const [engine, ps] of Object.entries(busy)) known.push([`${engine} busy`, `${us(ps)} us`]);
-  at("details").replaceChildren(listed(known));
-  const first = p.marked.indexOf(1);
-  if (first >= 0) at("details").append(link("its first instruction", () => select(p, first, true)));
-  at("status").textContent = `${whole(p.marks)} instructions of ${p.lineText(file, line)}`;
+  const sums = Object.entries(busy).map(([engine, ps]) => [`${engine} busy`, `${us(ps)} us`]);
+  const known = listed([["", p.lineText(file, line)], ["instructions", whole(count)],
+    ["critical path", `${us(path)} us`], ["bytes moved", whole(bytes)], ...sums]), first = p.marked.indexOf(1);
+  detail(known, excerpt(p, file, line),
+    ...first < 0 ? [] : [link("its first instruction", () => select(p, first, true))]);
+  at("status").textContent = `${p.marks ? whole(p.marks) + " instructions" : "tiles"} of ${p.lineText(file, line)}`;
   showLine(p, file, line);
   redraw();
 }
@@ -835,7 +821,7 @@ function clear() {
   for (const p of profiles) { p.mark(null); p.chain = []; }
   unselectLines();
   at("search").value = at("status").textContent = "";
-  at("details").replaceChildren(make("p", {}, "Point at an instruction, or select one."));
+  detail(make("p", {}, "Point at an instruction, or select one."));
   redraw();
 }
 
@@ -868,8 +854,12 @@ function showLine(p, file, line) {
   const row = panel.querySelector(`tr[data-number="${line}"]`);
   if (!row) return;
   row.setAttribute("aria-selected", "true");
-  const top = row.offsetTop - box.scrollTop;
-  if (top < 40 || top > box.clientHeight - 40) box.scrollTop = row.offsetTop - box.clientHeight / 2;
+  bring(box, row);
+}
+/** Bring a row of a table into view. @param {Element} box @param {HTMLElement | null} row */
+function bring(box, row) {
+  const top = row ? row.offsetTop - box.scrollTop : 40;
+  if (top < 40 || top > box.clientHeight - 40) box.scrollTop += top - box.clientHeight / 2;
 }
 
 /** Fill the table of a file with its lines. @param {Profile} p @param {number} file */
@@ -877,19 +867,22 @@ function fillSource(p, file) {
   const body = make("tbody"), {parts, size} = p.content.files[file];
   const used = p.content.lines.filter(line => line[0] === file).map(line => line[1]).sort((one, other) => one - other);
   const most = Math.max(1, ...p.content.lines.map(line => line[2]));
-  let last = 0;
+  let last = 0, hot = [0, 0, -1];
   const skip = (first, end) => first < end && body.append(make("tr", {class: "skipped"},
     make("td", {colspan: 6}, `lines ${first} to ${end - 1}, far from any instruction, are left out`)));
   const add = (number, text) => {
     const sums = p.sums.get(`${file}:${number}`), near = used[firstOver(used.length, at => used[at], number - 4)];
+    const act = () => selectLine(p, file, number), isUsed = sums || p.makers.has(`${file}:${number}`);
+    const onclick = () => { if (isUsed && getSelection()?.isCollapsed) act(); };
+    if (sums && sums[2] > hot[2]) hot = sums;
     const heat = make("td", {class: "figure heat"}, sums ? us(sums[2], 1) : "");
     if (sums) heat.style.setProperty("--heat", String(sums[2] / most));
     const busy = sums ? Object.entries(sums[5]).map(([engine, ps]) => `${engine} ${us(ps, 1)}`).join(", ") : "";
     const [count, bytes] = sums ? [whole(sums[3]), sums[4] ? whole(sums[4]) : ""] : ["", ""];
     const figure = text => make("td", {class: "figure"}, text);
     body.append(make("tr", {"data-number": number, "aria-selected": "false", class: near <= number + 3 ? "" : "far"},
-      figure(sums ? link(String(number), () => selectLine(p, file, number)) : String(number)), heat,
-      make("td", {}, make("code", {}, text)), make("td", {}, busy), figure(count), figure(bytes)));
+      figure(isUsed ? link(String(number), act) : String(number)), heat,
+      make("td", {onclick}, make("code", {}, text)), make("td", {}, busy), figure(count), figure(bytes)));
   };
   for (const [first, lines] of parts) {
     skip(last + 1, first);
@@ -899,7 +892,9 @@ function fillSource(p, file) {
   if (size) skip(last + 1, size + 1);
   else for (const number of used) add(number, "(the text of this file is not at hand)");
   const heads = ["line", "path us", "text", "busy us", "count", "bytes"];
-  at("files").children[p.index].querySelector(".lines").replaceChildren(table(heads, [0, 1, 4, 5], body));
+  const box = at("files").children[p.index].querySelector(".lines");
+  box.replaceChildren(table(heads, [0, 1, 4, 5], body));
+  bring(box, box.querySelector(`tr[data-number="${hot[1]}"]`));
 }
 
 /** Make the panel of the source of a profile. @param {Profile} p */
@@ -911,19 +906,19 @@ function addSource(p) {
   const choice = make("select", {onchange: event => fillSource(p, +event.target.value)}, ...options);
   const lines = make("div", {class: "lines", tabindex: "0"});
   at("files").append(make("div", {}, make("label", {}, `${which(p)}file `, choice), lines));
-  if (files.length) fillSource(p, files[0]);
 }
 const which = p => profiles.length < 2 ? "" : p.index ? "other profile: " : "this profile: ";
 
 /** Fill the table of the instructions in view; of the marked ones, if some are. */
 function fillTable() {
   const body = make("tbody");
-  let count = 0;
+  let count = 0, rows = "";
   for (const p of profiles)
     for (const i of p.inOrder()) {
       if (p.end[i] < axis.from || p.start[i] > axis.to) continue;
       if ((isMarking && !p.marked[i]) || (isAlone && !p.path[i])) continue;
       if (++count > MOST_IN_TABLE) continue;
+      rows += `${p.index}:${i} `;
       const [engine] = p.content.sites[p.site[i]], waited = p.content.waited[p.waited[i]];
       const number = link(which(p) + whole(p.number[i]), () => select(p, i, true));
       const core = String(p.content.cores[p.core[i]].core), times = [us(p.start[i]), us(p.end[i])];
@@ -932,13 +927,14 @@ function fillTable() {
         make("td", {class: at === 4 || at === 5 ? "figure" : ""}, cell))));
     }
   const heads = ["number", "core", "engine", "name", "start us", "end us", "waited for", "line"];
-  at("rows").replaceChildren(table(heads, [4, 5], body));
+  if (rows !== fillTable.rows) at("rows").replaceChildren(table(heads, [4, 5], body));  // focus stays in equal ones
+  fillTable.rows = rows;
   const more = count > MOST_IN_TABLE ? `; the first ${MOST_IN_TABLE} are listed: zoom or search to see others` : "";
   at("range").textContent = `${whole(count)} instructions from ${us(axis.from)} to ${us(axis.to)} us${more}.`;
 }
 /** Fill the table when nothing has changed for a while. */
 fillTable.later = () => { clearTimeout(fillTable.timer); fillTable.timer = setTimeout(fillTable, 250); };
-fillTable.timer = 0;
+fillTable.timer = 0; fillTable.rows = "";
 
 /** Give each name of an instruction a hue, those with most time first, and list them below the timeline. */
 function addHues() {
@@ -952,34 +948,29 @@ function addHues() {
   const hue = name => Math.min(HUES.length - 1, names.indexOf(name));
   for (const p of profiles) p.hue = p.content.sites.map(site => hue(site[1]));
   for (const name of names.slice(0, MOST_IN_LEGEND)) {
-    const [mark, square] = ["svg", "rect"].map(tag => document.createElementNS("http://www.w3.org/2000/svg", tag));
-    for (const element of [mark, square])
-      for (const side of ["width", "height"]) element.setAttribute(side, "11");
-    square.setAttribute("fill", HUES[hue(name)][0]);
-    mark.append(square);
-    const find = () => { at("search").value = name; search(); };
+    const mark = make("span", {"aria-hidden": "true"}, "■ "), find = () => { at("search").value = name; search(); };
+    mark.style.color = HUES[hue(name)][0];
     at("legend").append(make("button", {type: "button", class: "chip", onclick: find}, mark, name));
   }
 }
 
 /** @param {KeyboardEvent} event */
 function keyDown(event) {
-  const isField = event.target instanceof Element && event.target.matches("input, select, textarea");
-  const picture = pictures.find(one => one.canvas === document.activeElement) ||
-    pictures.find(one => one.canvas.matches(":hover"));
-  if (event.ctrlKey || event.metaKey || event.altKey || isField || !picture) return;
+  const target = /** @type {HTMLElement} */ (event.target), isIn = at("timeline").parentElement.contains(target);
+  const own = pictures.find(one => one.canvas === target) || pictures.find(one => one.canvas.matches(":hover"));
+  const picture = own || (isIn ? pictures[0] : null), isControl = target.matches("a, button, input, summary");
+  if (event.ctrlKey || event.metaKey || event.altKey || !picture || target.matches("[type=search], select")) return;
   const key = event.key.length === 1 ? event.key.toLowerCase() : event.key, middle = (axis.from + axis.to) / 2;
   const timeline = pictures.find(one => one instanceof Timeline && one.p === picture.p);
-  const row = document.querySelector('#files [aria-selected="true"] button');
   const steps = {ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1]};
   if ("wasd".includes(key)) {
     if (!held.size) requestAnimationFrame(time => steer(time, time));
     held.add(key);
-  } else if (steps[key] && timeline instanceof Timeline) timeline.step(steps[key][0], steps[key][1]);
+  } else if (own && steps[key] && timeline instanceof Timeline) timeline.step(steps[key][0], steps[key][1]);
   else if (key === "f" && selected) {
     const {p, i} = selected, about = Math.max(1000, p.end[i] - p.start[i]);
     axis.show(p.start[i] - about, p.end[i] + about);
-  } else if (key === "Enter" && row instanceof HTMLElement) row.focus();
+  } else if (key === "Enter" && own && !isControl) toSource();
   else if (key === "Escape") clear();
   else if (key === "0") axis.show(0, axis.end);
   else if (key === "+" || key === "-") axis.zoom(key === "+" ? 0.7 : 1 / 0.7, middle);
@@ -1044,6 +1035,8 @@ async function start() {
     pictures.push(new Memory(p, at("tiles"), `On-chip memory over time, ${name}: the figures list its peaks`));
     addSource(p);
   }
+  for (const p of profiles)
+    if (p.content.files.length) fillSource(p, +at("files").children[p.index].querySelector("select").value);
   listen();
   readColours();
   const {dataset} = document.documentElement, taken = () => String(Math.round(performance.now() - begun));

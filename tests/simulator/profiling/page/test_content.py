@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+import html
 import json
 import pickle
 import re
@@ -15,10 +16,11 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Callable
-from itertools import accumulate
+from itertools import accumulate, combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nkilib.nki import nl
@@ -185,6 +187,20 @@ def test_the_page_says_how_many_runs_of_device_loops_are_left_out(monkeypatch: p
     assert "shows 0 runs of device loops, the first of each core; 1 are left out." in page
 
 
+def test_the_page_says_which_part_of_a_long_launch_is_analysed(profiles: dict[str, Profile]) -> None:
+    content = contents(profiles["two cores"])
+    assert "instructions are analysed" not in page_of([content])
+    content["time"] += sum(spent for _, spent in content["path_by_use"])
+    assert f"are those of the last {profiles['two cores'].time_us:,.1f} us" in page_of([content])
+
+
+def test_a_sentence_that_is_in_the_list_of_findings_is_not_said_twice() -> None:
+    made = kernels.of_looping()
+    advice = f"first advice: {made.why[0]}"
+    page, cell = page_of([made._content()]), made._repr_html_()
+    assert advice not in page and advice in html.unescape(cell)
+
+
 def test_a_rank_says_which_it_is_and_what_is_not_timed(profiles: dict[str, Profile]) -> None:
     made = profiles["ranks"]
     content = contents(made)
@@ -208,6 +224,9 @@ def test_a_long_launch_is_thinned_by_the_rule_and_sums_are_not() -> None:
         assert begin == min(round(event.start_us * PS) for event in between[:64])
         assert end == max(round(event.end_us * PS) for event in between[-64:])
     assert all(core["gap"] is None for core in whole["cores"])
+    assert "instructions: an equal share of each core" not in page_of([whole])
+    total = len(made.instructions)
+    assert f"The timeline shows 24 of {total:,} instructions: an equal share of each core" in page_of([thinned])
     assert thinned["lines"] == whole["lines"] and thinned["time"] == whole["time"]
     shown = {(core["core"], number) for core in thinned["cores"] for number in accumulate(core["number"])}
     path = zip(thinned["path"]["core"], accumulate(thinned["path"]["number"]), strict=True)
@@ -377,6 +396,48 @@ def test_the_page_has_few_lines() -> None:
     lines = {name: (PAGE / name).read_text(encoding="utf-8").splitlines() for name in PARTS}
     assert sum(map(len, lines.values())) <= MOST_LINES
     assert [line for line in lines["report.js"] if len(line) > 120] == []
+
+
+def _linear(colour: str) -> np.ndarray[Any, Any]:
+    parts = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)]) / 255
+    return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+
+
+def _lab(linear: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    rgb_to_xyz = np.array([[0.4125, 0.3576, 0.1804], [0.2127, 0.7152, 0.0722], [0.0193, 0.1192, 0.9503]])
+    x, y, z = np.cbrt(rgb_to_xyz @ linear.clip(1e-3, 1) / [0.9505, 1, 1.0888])
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+# What people see who lack one kind of cones, of Machado, Oliveira and Fernandes (2009), at full severity.
+_EYES = {
+    "all cones": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
+    "no red cones": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
+    "no green cones": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
+    "no blue cones": [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
+}
+
+
+@pytest.mark.parametrize("eyes", _EYES)
+def test_colour_blind_readers_tell_the_hues_apart(eyes: str) -> None:
+    script = (PAGE / "report.js").read_text(encoding="utf-8")
+    hues = re.findall(r'\["(#\w{6})", "#\w{3}"\]', script)
+    assert len(hues) == 8
+    seen = [_lab(np.array(_EYES[eyes]) @ _linear(hue)) for hue in hues]
+    assert min(float(np.linalg.norm(one - other)) for one, other in combinations(seen, 2)) > 15
+
+
+def test_text_on_the_hottest_line_is_readable() -> None:
+    style = (PAGE / "report.css").read_text(encoding="utf-8")
+    inks, hottest = (re.findall(rf"--{name}: (#\w{{6}});", style)[:2] for name in ("ink", "hot"))
+    for colours in zip(inks, hottest, strict=True):
+        dark, light = sorted(float(_linear(colour) @ [0.2126, 0.7152, 0.0722]) for colour in colours)
+        assert (light + 0.05) / (dark + 0.05) > 4.5
+
+
+def test_every_head_of_a_table_has_a_text(profiles: dict[str, Profile]) -> None:
+    made = profiles["two cores"]._content()
+    assert re.findall(r"<th[^>]*></th>", page_of([made, made])) == []
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")

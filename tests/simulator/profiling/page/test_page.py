@@ -17,7 +17,7 @@ from tests.browser import Browser, Opened, headless
 from . import kernels
 
 # Positions on the canvas of an instruction, of the middle of its row.
-_POINT = "i => { const t = pictures[0]; return [t.x((t.p.start[i] + t.p.end[i]) / 2), t.y(i)]; }"
+_POINT = "i => { const t = pictures[0]; return [t.x((t.p.start[i] + t.p.end[i]) / 2), t.p.y[i]]; }"
 _OF_LINE = "line => [...profiles[0].marked.keys()].filter(i => profiles[0].line(i) === line).length"
 
 
@@ -197,6 +197,26 @@ def test_a_line_selects_its_instructions_and_its_tiles(window: Opened, made: Pro
     assert pixels(window) == timeline and window.page.locator('[aria-selected="true"]').count() == 0
 
 
+def test_the_source_opens_where_most_time_is_spent_with_all_its_figures(window: Opened) -> None:
+    [hot, *_] = window.evaluate(
+        "profiles[0].content.lines.sort((one, other) => other[2] - one[2]).map(line => line[1])"
+    )
+    row, box = window.page.locator(f'#files tr[data-number="{hot}"]'), window.page.locator("#files .lines")
+    own, around = row.bounding_box(), box.bounding_box()
+    assert around["y"] < own["y"] < own["y"] + own["height"] < around["y"] + around["height"]
+    last = window.page.locator("#files th").last
+    assert last.inner_text() == "bytes" and last.evaluate("head => head.getBoundingClientRect().right") <= 1280
+
+
+def test_a_line_that_only_makes_tiles_is_selected_by_a_click_on_its_text(window: Opened) -> None:
+    row = window.page.locator("#files tr", has_text='name="tile")').first
+    memory = pixels(window, 1)
+    row.locator("code").click()
+    assert row.get_attribute("aria-selected") == "true" and pixels(window, 1) != memory
+    assert text(window, "#details pre strong").strip().endswith('name="tile")')
+    assert text(window, "#status").startswith("tiles of kernels.py:")
+
+
 def test_advice_leads_to_its_place(window: Opened) -> None:
     button = window.page.locator(".findings button").first
     line = button.inner_text()
@@ -235,6 +255,56 @@ def test_the_critical_path_alone(window: Opened, made: Profile) -> None:
     window.page.wait_for_timeout(400)
     numbers = {(link.core, link.number) for link in made.recorded.report.links}
     assert f"{len(numbers)} instructions" in text(window, "#range")
+
+
+def test_what_is_selected_shows_its_line_and_leads_to_it(window: Opened, made: Profile) -> None:
+    index = first_of(window, "activation_reduce")
+    click(window, index)
+    line = made.instructions[index].place.rpartition(":")[2]
+    shown = text(window, "#details pre strong")
+    assert shown.startswith(f"{line}  nisa.activation_reduce(tile, nl.exp")
+    window.page.get_by_text(f"kernels.py:{line} in the source").click()
+    assert window.evaluate("document.activeElement.textContent") == line
+    assert 0 < window.page.locator('#files tr[aria-selected="true"]').bounding_box()["y"] < 900
+
+
+def test_keys_work_beside_the_timeline_and_the_focus_stays(window: Opened) -> None:
+    window.page.fill("#search", "tensor_copy")
+    window.page.locator("#next").click()
+    window.page.keyboard.press("f")  # the focus is on a button
+    assert window.evaluate("axis.to - axis.from < axis.end / 2")
+    window.page.check("#alone")
+    span = window.evaluate("axis.to - axis.from")
+    window.page.keyboard.press("s", delay=300)
+    assert window.evaluate("axis.to - axis.from") > span
+    window.page.uncheck("#alone")
+    window.page.locator("#details ol button").first.focus()
+    window.page.keyboard.press("Enter")
+    assert window.evaluate("document.activeElement.id") == "details"
+    window.page.keyboard.press("Escape")
+    window.page.keyboard.press("0")
+    window.page.wait_for_timeout(400)
+    window.page.locator("#rows button").nth(3).focus()
+    window.page.keyboard.press("Enter")
+    number = text(window, "#rows button >> nth=3")
+    window.page.wait_for_timeout(400)  # the table is filled again when nothing changes
+    assert window.evaluate("document.activeElement.textContent") == number
+    assert f"number {number}" in text(window, "#status")
+
+
+def test_what_takes_long_to_draw_is_drawn_now_and_then_while_it_is_zoomed(window: Opened) -> None:
+    drawn = window.evaluate("""async () => {
+      const picture = pictures[0], draw = picture.draw.bind(picture), begun = performance.now();
+      let count = 0, frames = 0;
+      picture.draw = () => { count++; draw(); };
+      Object.defineProperty(picture, "cost", {get: () => 12, set: () => {}});  // milliseconds, of a large launch
+      while (performance.now() - begun < 1500) {
+        axis.zoom(0.999, axis.end / 2); frames++;
+        await new Promise(done => requestAnimationFrame(done));
+      }
+      return [count, frames];
+    }""")
+    assert 2 <= drawn[0] <= 7 < drawn[1]
 
 
 def test_the_keyboard_alone(window: Opened) -> None:
@@ -364,3 +434,14 @@ def test_a_page_prints_light_and_without_what_cannot_be_pressed(browser: Browser
         assert window.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
         assert window.page.locator("#lanes canvas").first.is_visible()
         assert len(window.page.pdf()) > 10_000
+
+
+@pytest.mark.parametrize("page", ["one", "two"])
+def test_each_printed_page_says_modelled_and_nothing_is_cut(browser: Browser, folder: Path, page: str) -> None:
+    with browser.window(700) as window:
+        opened(window, folder / f"{page}.html")
+        window.page.emulate_media(media="print")
+        position = "element => getComputedStyle(element).position"
+        assert window.page.locator(".note").evaluate(position) == "fixed"  # which browsers print on each page
+        assert set(window.page.locator("#files thead th").evaluate_all(f"all => all.map({position})")) == {"static"}
+        assert window.cut() == []
