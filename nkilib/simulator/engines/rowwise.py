@@ -376,8 +376,8 @@ def _inputs(dst: NkiTensor, tiles: Sequence[NkiTensor]) -> list[_Input] | None:
 class _Results:
     """The deferred results of an instruction.
 
-    If every result has been computed twice, once for a reduction and once for a reader, the launch defers no further
-    results.
+    Once the results were computed twice, as by a reduction and then by a reader, deferring saves nothing: the core
+    defers no further results.
 
     Attributes:
         computed: the number of results computed so far; a result that is computed twice counts twice.
