@@ -263,7 +263,7 @@ class LaunchEnvironment:
     def cores_of(self, kernel: Launchable, arguments: object = ()) -> int:
         """Return the number of cores of a launch, from the kernel's grid and the environment.
 
-        The default of the compiler is ignored, because no compiler takes part. For a launch on shapes, which models a
+        The compiler's default number is ignored, because no compiler takes part. For a launch on shapes, which models a
         launch on another machine, the grid is not checked against this environment.
 
         Raises:

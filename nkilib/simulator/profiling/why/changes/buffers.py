@@ -30,7 +30,7 @@ _SLOTS = 8
 
 
 class _Kind(NamedTuple):
-    """The tiles of one size that one line of the kernel makes. A line in a function makes tiles of several kinds.
+    """The tiles of one size that one line of the kernel makes. A line in a function may make tiles of several kinds.
 
     Attributes:
         place: ``file:line`` in the kernel.
