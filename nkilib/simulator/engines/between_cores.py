@@ -65,13 +65,12 @@ def synchronise_on(call: Call, data: NkiTensor) -> None:
     is_lane_bound=False,
 )
 def core_barrier(call: Call, data: NkiTensor, cores: int | Sequence[int], engine: Engine = Engine.gpsimd) -> None:
-    """Wait until both cores of a logical NeuronCore have reached the barrier; ``cores`` must be ``(0, 1)``.
+    """Wait until both cores of a logical NeuronCore, ``cores=(0, 1)``, have reached the barrier.
 
     The barrier orders the accesses to ``data``, not accesses to other tensors: according to the documentation only one
     engine waits, and only instructions that depend on ``data`` wait for this engine. The documentation requires
     ``data`` in shared HBM; published kernels also synchronise on a tile in SBUF, each core on its own tile. A launch on
-    one core does not wait: NKI 0.7 allows the barrier there with the same ``cores``, and published kernels pass
-    ``cores=(0)``.
+    one core does not wait, and accepts ``cores=(0)`` too, which published kernels pass.
 
     Raises:
         BarrierError: the other core ends without reaching the barrier, or waits on another tensor.

@@ -65,9 +65,9 @@ def _rows_inside(view: NkiTensor, indirect: Indirect) -> End | None:
 
     Public kernels use an index that is out of range in two ways:
 
-    - The whole view lies inside the storage, as for a slot of a block cache that is counted over all blocks. The result
-      is the static view.
-    - The index counts rows of the view, and some rows lie inside the storage. The result is :class:`Rows`.
+    - The moved view lies inside the storage, although the index exceeds the size of its dimension: an index that
+      counts the slots of all blocks of a cache, for instance. The result is the static view.
+    - The index counts rows of the view, and only some rows lie inside the storage. The result is :class:`Rows`.
 
     In all other cases, and for a view on chip, the result is None.
     """
@@ -109,7 +109,7 @@ def _check_one_index_a_row(name: str, view: NkiTensor) -> None:
 
 
 def row_space(view: NkiTensor, indirect: Indirect) -> NkiTensor:
-    """Return the static view of all rows that a vector offset can select: the offset's limit, within the storage."""
+    """Return the static view of all rows that a vector offset can select: up to its limit or the end of the storage."""
     _, high = extent(Layout(view.shape[1:], view.strides[1:], view.offset))
     elements = view.storage.elements_of(view.dtype)
     rows = indirect.limit
@@ -235,10 +235,10 @@ def _is_same_memory(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> bool:
 
 
 def _can_compute_in(matrix: npt.NDArray[Any], part: Part, block: Rectangle) -> bool:
-    """Return whether storing the elements of ``block`` in ``matrix`` leaves a deferred part computable.
+    """Return whether a deferred part stays computable if the tile elements in ``block`` are stored in ``matrix``.
 
-    It does if the part's sources are not in the memory of ``matrix``, or if ``block`` contains the part and each
-    element of the part overwrites just the element from which it is computed.
+    It does if its sources are not in the memory of ``matrix``. It also does if ``block`` contains the part, and each
+    element of the part is stored exactly where its source is.
     """
     if not _shares(part, matrix):
         return True

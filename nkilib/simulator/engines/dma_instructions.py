@@ -142,10 +142,10 @@ def _no_cast_of_int64(dst: NkiTensor, src: NkiTensor) -> None:
 
 
 def _check_order_of_tiles(dst: NkiTensor, src: NkiTensor) -> None:
-    """Check a copy of a whole grid of tiles on chip, from or to another tensor, for the order of the tiles.
+    """Check that a copy from or to a whole grid of tiles on chip keeps the order of the tiles.
 
-    A grid on chip has its rows of tiles beside each other, in the free dimension. The other tensor must too: its first
-    dimension must be as large as the grid's number of partitions.
+    On chip the rows of tiles lie beside each other, in the free dimension. The other tensor must have them beside each
+    other too, not one below the other: its first dimension must be the grid's number of partitions.
     """
     for tiles, other in ((dst, src), (src, dst)):
         if tiles.rows_of_tiles > 1 and other.shape[0] != tiles.shape[0]:
@@ -190,8 +190,9 @@ def dma_copy(
     Values are cast through float32 if the types differ. Packed types and int64 cannot be cast.
 
     If a view has a scalar or a vector offset, the address is read at run time. An index out of range raises an error.
-    With ``oob_mode=skip`` it does not: the row of an index of a vector offset is not copied; of a view in HBM with a
-    scalar offset, only rows inside the tensor are copied, or none.
+    With ``oob_mode=skip`` there is no error. For a vector offset, the rows whose index is out of range are not copied.
+    For a scalar offset of a view in HBM, the view is copied if all of it still lies inside the tensor; if the offset
+    counts rows, the rows inside are copied. Otherwise nothing is copied.
 
     Raises:
         OutOfRangeError: an index is out of range; the message names the partition and the index.

@@ -275,7 +275,7 @@ class _Input(NamedTuple):
     Attributes:
         memory: the array that holds the elements; None if the elements are deferred.
         content: the deferred computation of the elements; None if ``memory`` holds the elements.
-        at: the rows and columns of the tile in ``content``.
+        at: the rows and columns of ``content`` that the tile covers.
         sources: the arrays in HBM from which the elements are computed.
         operands: the storages, besides that of the results, from which the elements are computed.
         is_own: whether the elements are in, or are computed from, the memory that the results will overwrite.
@@ -356,8 +356,8 @@ def _input_of_column(elements: Float32s) -> _Input:
 
 
 def _inputs(dst: NkiTensor, tiles: Sequence[NkiTensor]) -> list[_Input] | None:
-    """Return the inputs from which the results in ``dst`` can be computed later; None if they must be computed at
-    once.
+    """Return the inputs from which the results in ``dst`` can be computed later; None if the results must be
+    computed at once.
     """
     target = dst.storage.block_of(dst.layout, dst.dtype)
     if target is None or dst.indirect_access is not None:
@@ -376,8 +376,8 @@ def _inputs(dst: NkiTensor, tiles: Sequence[NkiTensor]) -> list[_Input] | None:
 class _Results:
     """The deferred results of an instruction.
 
-    If every result has been computed twice, once for a reduction and once for a reader, the launch defers no further
-    results.
+    Once the results were computed twice, as by a reduction and then by a reader, deferring saves nothing: the core
+    defers no further results.
 
     Attributes:
         computed: the number of results computed so far; a result that is computed twice counts twice.

@@ -242,9 +242,9 @@ _REDUCTIONS = ("add", "maximum", "minimum", "abs_max", "abs_min")
 
 
 def _steps(*arguments: tuple[str, Any, Any, bool]) -> list[_Step]:
-    """Return the steps of ``activate2``.
+    """Return the steps of ``activate2``, without those whose operator is ``nl.bypass``.
 
-    An argument is a step: its number, operator, operand, and whether the operands are exchanged.
+    Each argument describes a step: its number (0 or 1), operator, operand, and whether the operands are exchanged.
     """
     keys = tuple(operator_key(f"op{number}", op) for number, op, _, _ in arguments)
     if keys not in _STEP_PAIRS:

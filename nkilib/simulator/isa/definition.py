@@ -44,8 +44,8 @@ class Indirection(NamedTuple):
 
     Attributes:
         operands: the names of these operands: the output, then the inputs. If the output is such a view, its index must
-            start at the same partition as the first input if that is in SBUF. If the first input is such a view outside
-            SBUF, both indices must start at the same partition.
+            start at the same partition as the first input (or the base of this input, if it is such a view too) if that
+            is in SBUF. If the first input is such a view outside SBUF, both indices must start at the same partition.
         engines: the engines that support such views.
     """
 
@@ -317,7 +317,7 @@ class NkiInstruction(NKIObject):
         Raises:
             NkiValidationError: a producer is not an instruction; it belongs to another core or launch; it was not
                 issued before this instruction; it is in another dynamic loop, or another iteration, than this
-                instruction (allowed if ``kind`` is ``schedule``); or ``kind`` is anything else.
+                instruction (allowed if ``kind`` is ``schedule``); or ``kind`` is neither None nor a ``dependency``.
         """
         if kind is None:
             warnings.warn(_NO_KIND, DeprecationWarning, stacklevel=2)

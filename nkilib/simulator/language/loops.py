@@ -92,7 +92,7 @@ class _Counted:
         first: the loop variable in the first iteration; None if it is unknown in a launch without data.
         step: the difference between the loop variables of consecutive iterations.
         place: ``file:line`` of the kernel.
-        register: the number of the last instruction that loaded a bound, a register or scalar; 0 if there is none.
+        register: the number of the last instruction that loaded a bound into its register or scalar; 0 if none did.
     """
 
     core: Core

@@ -6,7 +6,7 @@
 - :func:`program_id`, :func:`num_programs`, :func:`program_ndim`: the launch grid.
 - :func:`get_nc_version`, :func:`get_nc_sub_version`: the target.
 - :func:`device_print`: printing.
-- :func:`explain_index`: sets the first words of an error about the values of an index.
+- :func:`explain_index`: sets the text with which out-of-range errors about an index start.
 - :func:`register_alloc`: a new register.
 """
 
@@ -67,7 +67,7 @@ def explain_index(
     limit: int,
     at_fault: NkiTensor | None = None,
 ) -> None:
-    """Attach text to ``index`` with which an out-of-range error about ``index`` starts: ``row R has <what> <value>``.
+    """Make out-of-range errors about ``index`` start with the text ``row R has <what> <value>``.
 
     If the value is outside [0, limit), the error says that too. A partition may have the values of several rows; the
     text is about the first value at fault.

@@ -127,7 +127,8 @@ class Edge:
     Attributes:
         consumer: the name of the instruction that runs after the others.
         producers: the names of the instructions that run before it.
-        kind: the purpose of the order; None for its meaning before NKI 0.7, which the documentation does not state.
+        kind: the purpose of the order. With None it is the purpose that every schedule had before NKI 0.7, which the
+            documentation does not state.
     """
 
     consumer: str
@@ -153,8 +154,8 @@ def checked_edges(schedule: Any, kind: Any = None) -> tuple[Edge, ...]:
         kind: the purpose of the order, the same for all edges.
 
     Raises:
-        NkiValidationError: the schedule has another form, the edges form a cycle, or ``kind`` is no member of
-            ``nki.isa.dependency``.
+        NkiValidationError: the schedule has another form, the edges form a cycle, or ``kind`` is neither None nor a
+            member of ``nki.isa.dependency``.
     """
     if not isinstance(schedule, Sequence) or isinstance(schedule, str):
         raise NkiValidationError(f"with_schedule: the schedule must be a list of pairs of names, got {schedule!r}")
@@ -262,7 +263,7 @@ class LaunchEnvironment:
     def cores_of(self, kernel: Launchable, arguments: object = ()) -> int:
         """Return the number of cores of a launch, from the kernel's grid and the environment.
 
-        The default of the compiler is ignored, because no compiler takes part. For a launch on shapes, which models a
+        The compiler's default number is ignored, because no compiler takes part. For a launch on shapes, which models a
         launch on another machine, the grid is not checked against this environment.
 
         Raises:

@@ -358,8 +358,8 @@ class Core:
         self.issued += count
 
     def stop_deferring(self) -> None:
-        """Compute every further result at once. Call this when all deferred results were read: deferring saves nothing
-        then.
+        """Compute every further result at once. Call this when deferred results were computed twice: deferring saves
+        nothing then.
         """
         self.defers_results = False
 

@@ -99,7 +99,7 @@ class LeftOut:
     def all_wanted(self) -> set[Hashable]:
         """Return the origins in :attr:`wanted`, and all origins from which this launch computed their values.
 
-        An argument that was passed without values is left out, unless it is in :attr:`wanted`.
+        The result lacks arguments that were passed without values, except those in :attr:`wanted`.
         """
         origins, left = set(self.wanted), list(self.wanted)
         while left:

@@ -317,7 +317,7 @@ class Trips:
         return stated is not None
 
     def expected(self, what: str, loop: RunTimeLoop) -> int:
-        """Return the iteration count of ``loop`` that the caller of ``profile`` or the kernel has stated.
+        """Return the stated iteration count of ``loop``: by ``trips`` of ``profile`` or ``simulate``, or by the kernel.
 
         Args:
             what: the name of the unknown bound, for the message.

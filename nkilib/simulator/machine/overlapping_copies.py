@@ -8,7 +8,8 @@
 A DMA transfer runs on up to 16 engines at a time (``nki/get-started/about/nki-dma-overview.rst``). Its result is
 certain only if no element is written twice, and no written element is also read, except to be copied onto itself.
 Compute engines write the elements of a partition one after the other (``nki/get-started/about/tiling-overview.rst``).
-So among the results of compute engines, only sums of matmuls are checked.
+Of their instructions, only matmuls are checked for elements written twice, and ``nc_transpose`` for overlap with its
+source.
 
 docs/reference/simulator_readings_instructions.md lists the evidence. The check depends on shapes and addresses only: an
 address that is read at run time is not checked.

@@ -57,7 +57,8 @@ class Start(NamedTuple):
         number: the number of the instruction.
         top, bottom: the partitions of PSUM that the matmul wrote; ``bottom`` is exclusive.
         label: the name of the instruction.
-        code, line: the kernel's code, or None if it is unknown, and the line in it.
+        code: the code object of the kernel that issued the matmul; None if it is unknown.
+        line: the number of the line in it.
         piece: the elements that the matmul wrote.
     """
 
@@ -299,7 +300,8 @@ class _Tile:
     Attributes:
         pieces: the pieces of the tensor.
         is_placed: whether the kernel sets the tensor's address; otherwise a compiler does.
-        top, first_bank: the partition and the bank in which a placed tensor starts; 0 for other tensors.
+        top: the partition in which a placed tensor starts; 0 for other tensors.
+        first_bank: the bank in which a placed tensor starts; 0 for other tensors.
     """
 
     __slots__ = ("_banks", "first_bank", "is_placed", "pieces", "top")

@@ -48,7 +48,8 @@ class _Access:
 
     Attributes:
         tensor: the storage of the tensor.
-        layout, width: the layout of the accessed elements, and the bytes of an element.
+        layout: the layout of the accessed elements.
+        width: the bytes of an element.
         rows: the accessed rows of the layout (indices of dimension 0); None for all.
         place: the line of the kernel that made the first of these accesses.
         content: a checksum of all written values; None for a read, and if the launch did not compute the values.

@@ -120,7 +120,7 @@ class Deferred(NamedTuple):
         operands: other storages that the contents are computed from. Before one changes, the contents are computed.
         reads_itself: whether the contents are computed from the memory of the view itself.
         may_grow: whether an instruction may add to the contents. They are then computed as soon as any element of the
-            storage is read or overwritten, so that the grouping of the sum does not depend on other deferred contents.
+            storage is read or overwritten: which terms are summed together must not depend on other contents.
         depth: 0 for a copy or a sum of products; for other contents, 1 more than the highest depth of an input.
     """
 

@@ -216,7 +216,8 @@ def _unused(uses: Sequence[_Use], nbytes: int) -> Iterator[tuple[float, float]]:
     """Yield the times (start, end), in nanoseconds, in which a tile holds nothing that is read later.
 
     Such a time begins at the end of a read. It ends at the first write after that read, if the writes before the next
-    read overwrite all ``nbytes`` of the tile. After the last read, it ends with the last access.
+    read overwrite all ``nbytes`` of the tile. If writes follow the last read, it ends with the last access. For a tile
+    that is never read, it begins at the first access.
     """
     done_ns, begin_ns = 0.0, None
     covered: dict[int, int] = {}

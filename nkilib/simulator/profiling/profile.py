@@ -277,7 +277,7 @@ class Profile:
 
     @property
     def fraction_of_bound(self) -> float | None:
-        """The modelled time as a multiple of the bound: 1 is as fast as the hardware can be; None without a bound."""
+        """The modelled time divided by the bound: 1 is as fast as the hardware can be; None without a bound."""
         return self.time_us / self.bound_us if self.bound_us else None
 
     @property

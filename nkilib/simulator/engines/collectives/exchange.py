@@ -172,7 +172,7 @@ def check_dimension(collective_dim: Any, allowed: Sequence[int], why: str) -> in
     """Return ``collective_dim``, along which tensors are split or concatenated, after checking that it is allowed.
 
     Raises:
-        NkiValidationError: the dimension is not allowed; the message names the allowed dimensions.
+        NkiValidationError: the dimension is not allowed; the message has the allowed ones, and ``why`` as the reason.
     """
     if not is_integer(collective_dim) or collective_dim not in allowed:
         raise NkiValidationError(
@@ -262,7 +262,8 @@ class Operation:
     Attributes:
         what: the name of the operation, on which the ranks must agree.
         members: the ranks that take part.
-        srcs, dsts: the tensors that are read, and the tensors that are written.
+        srcs: the tensors that are read.
+        dsts: the tensors that are written.
         terms: further values on which the ranks must agree.
         bring: the function that returns the data of this rank for the other ranks; not called in a launch without data.
         store: the function that takes the data of all ranks, by rank, and stores this rank's share; not called in a

@@ -168,10 +168,12 @@ def _permute_in_ring(
         call: the running instruction.
         what: the name of the operation.
         place: the position of this rank in its list.
-        srcs, dsts: the tensors that are read, and the tensors that are written.
+        srcs: the tensors that are read.
+        dsts: the tensors that are written.
         terms: further values on which the ranks must agree.
         bring: the function that returns the arrays to send, one for each channel.
-        brought_in: a function from the type of a result to the type of the array that is sent for this result.
+        brought_in: a function that returns the type of the sent array for the type of the result that it is stored in.
+            They differ for reductions, which are rounded only when they are stored.
     """
     predecessor = place.members[place.position - 1]
 

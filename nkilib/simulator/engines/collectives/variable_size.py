@@ -107,7 +107,8 @@ class Prepared:
     Attributes:
         what: the name of the operation.
         place: the position of this rank in its list.
-        src, dst: the tensor that is sent, and the tensor that receives.
+        src: the tensor that is sent.
+        dst: the tensor that receives.
         metadata: the metadata; None in a launch without data.
         metadata_tensor: the metadata tensor; its rows are the second last dimension.
         reports_counts: whether the counts of received elements are written to ``metadata_tensor``.
@@ -123,7 +124,7 @@ class Prepared:
 
 
 def _check_gather(core: Core, place: RankPosition, has_rdispls: bool) -> None:
-    """Check the limits that the documentation of all-gather-v states: cores, ranks and no ``has_rdispls``."""
+    """Check the limits of all-gather-v in the documentation: ranks of two cores, lists of four, no ``has_rdispls``."""
     if has_rdispls:
         raise NkiValidationError("has_rdispls=True is not supported by all_gather_v")
     if core.launch.cores != _GATHER_CORES:

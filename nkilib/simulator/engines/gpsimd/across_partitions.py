@@ -57,8 +57,8 @@ def _snake(tensor: NkiTensor, elements: int) -> list[Layout]:
 
 
 def _rest_of_column(tensor: NkiTensor, elements: int) -> Layout | None:
-    """Return the layout of the unused places, in each snake, of the column in which its first ``elements`` elements
-    end; None if that column is full.
+    """Return the layout of the places after the first ``elements`` elements of each snake, to the end of their last
+    column; None if that column is full.
     """
     column, used = divmod(elements, GPSIMD_CORE_PARTITIONS)
     if not used:

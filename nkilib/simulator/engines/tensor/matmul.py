@@ -159,7 +159,7 @@ def _check_sizes(
 
 
 def _matrix_shape(tile: NkiTensor, pairs: int) -> tuple[int, int]:
-    """Return the shape of a tile as a matrix (contraction, free), of which a partition holds ``pairs`` rows."""
+    """Return the shape (contraction, free) of a tile as a matrix; each partition holds ``pairs`` rows of the matrix."""
     return tile.shape[0] * pairs, tile.free_size // pairs
 
 

@@ -4,9 +4,10 @@
 """Matrices in the MX formats, from trn3 on: ``quantize_mx`` makes such a matrix, and ``nc_matmul_mx`` multiplies two.
 
 In the MX formats, a *block* of 32 elements of 8 or 4 bits shares a *scale*, a power of two. A *word* of a packed type
-holds four elements. :func:`quantize` converts float32 values to words and scales, :func:`dequantize` words and scales
-to float64. The scales of 32 partitions (a quadrant) are in 4 partitions of the same quadrant, so that a tile of scales
-has gaps, which may hold other scales. K rows, N columns of words.
+holds four elements; a block is the words of 8 partitions in one column. :func:`quantize` converts float32 values to
+words and scales, :func:`dequantize` words and scales to float64. The scales of 32 partitions (a quadrant) are in 4
+partitions of the same quadrant, so that a tile of scales has gaps, which may hold other scales. In shapes, K is the
+number of rows, and N the number of columns of words.
 
 Sources: "OCP Microscaling Formats (MX) Specification" 1.0; the docstring of ``quantize_mx`` (the choice of the scale)
 and the docstring of ``nc_matmul_mx``; ``nki/deep-dives/mxfp-matmul.rst`` (layout of scales);

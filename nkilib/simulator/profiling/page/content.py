@@ -139,8 +139,8 @@ class _Files:
         lines).
 
         Args:
-            used: the numbers of the lines that issue instructions, by the index of the file. A long file has parts near
-                them.
+            used: the numbers of the lines that issue instructions, by the index of the file. A short file is one part;
+                the parts of a long file have only the lines near these.
         """
         paths = self._paths.values
         names = Counter(os.path.basename(path) for path in paths)

@@ -221,7 +221,7 @@ class _Rows(NamedTuple):
 
 
 def small_rows(facts: Facts) -> Iterator[Finding]:
-    """Yield findings about rows below 2 KiB that carry much of the bytes and take much of the time."""
+    """Yield findings about transfers in rows (contiguous bytes) below 2 KiB, with much of the bytes and the time."""
     if not facts.links:
         return
     dma = facts.launch.model.generation.timing.dma

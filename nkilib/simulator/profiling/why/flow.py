@@ -101,8 +101,8 @@ class Value:
     Attributes:
         access: the part.
         writer: the index of the step that writes it.
-        position: the position of the operand.
-        readers: for each read, the index of the step and the position of the operand.
+        position: the position, in the writing step, of the operand that is written.
+        readers: for each read, the index of the reading step and the position of its operand.
         is_whole: whether each read is of exactly the part that was written.
     """
 
@@ -223,7 +223,7 @@ def slot_of(storage: int, slot: int) -> int:
 def add_new_tiles(storages: Storages, action: Action | None) -> None:
     """Add to ``storages`` the tiles that ``action`` uses and that are not in it yet.
 
-    A new tile gets the properties of the action's other operand with the same footprint object.
+    The entry of a new tile is that of another operand's tile: of the operand whose footprint is the same object.
     """
     accesses = [access for access in (action.operands if action else ()) if access is not None]
     for access in accesses:

@@ -3,7 +3,7 @@
 
 """The changes that a profile tries on the recorded instructions of a launch, to recommend those that save time.
 
-Each module yields the candidates for some kinds of changes:
+Each module yields *candidates*, which are changes that may save time, of some kinds:
 
 - ``cores``: division of work that all cores repeat;
 - ``fusions``: one instruction instead of several;

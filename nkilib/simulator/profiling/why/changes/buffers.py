@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""More tiles where instructions wait until a tile has been read: :func:`more` yields the candidates.
+"""More tiles where instructions wait until a tile has been read: :func:`more` yields *candidates* (:class:`Candidate`),
+which are changes of the launch that may save time.
 
 A *ring* is the tiles that one line of the kernel makes and uses round-robin. A *storage* is the memory of one tile.
 """
@@ -29,12 +30,13 @@ _SLOTS = 8
 
 
 class _Kind(NamedTuple):
-    """The tiles of one size that one line of the kernel makes. A line in a function makes tiles of several kinds.
+    """The tiles of one size that one line of the kernel makes. A line in a function may make tiles of several kinds.
 
     Attributes:
         place: ``file:line`` in the kernel.
         region: the memory region of the tiles.
-        partitions, nbytes: the partitions of a tile, and its bytes in each.
+        partitions: the number of partitions of a tile.
+        nbytes: the bytes of a tile in each partition.
     """
 
     place: str
@@ -118,7 +120,7 @@ def _rings(study: Study) -> tuple[list[_Ring], Mapping[_Kind, str]]:
 
 
 def more(study: Study) -> Iterator[Candidate]:
-    """Yield candidates that add one, two or three tiles to each of some rings, the fewest additional tiles first."""
+    """Yield changes to try: one, two or three more tiles in each of some rings, the fewest additional tiles first."""
     rings, waits = _rings(study)
     sets = [chosen for count in range(1, len(rings) + 1) for chosen in combinations(rings, count)]
     sizes = sorted(((chosen, further) for chosen in sets for further in _FURTHER), key=lambda one: len(one[0]) * one[1])

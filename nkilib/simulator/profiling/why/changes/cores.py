@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The division of work between the cores: :func:`divided` yields the candidate, if all cores do the same work.
+"""The division of work between the cores, a change that may save time: :func:`divided` yields it, if all cores do the
+same work.
 
 A *program* is the recorded instructions of a core (its *steps*); a *store* is a transfer to HBM.
 """
@@ -72,8 +73,8 @@ def _is_computed(access: Access) -> bool:
 
 
 def divided(study: Study) -> Iterator[Candidate]:
-    """Yield the candidate that gives each core an equal part of the stores, with the instructions that these stores
-    need.
+    """Yield the change to try, if all cores do the same work: each core makes an equal part of the stores, and runs the
+    instructions that these stores need.
     """
     stored = study.facts.launch.stored_by_every_core
     if not stored:

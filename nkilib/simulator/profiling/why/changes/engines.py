@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Other engines for the instructions of busy engines: :func:`moved` yields the candidates.
+"""Other engines for the instructions of busy engines, as changes that may save time: :func:`moved` yields them.
 
 A *program* is the recorded instructions of a core (its *steps*); a *site* is a call in the kernel, which may issue many
 steps; an *action* is the instruction of a step with its tensors.
@@ -99,7 +99,7 @@ def _ways(study: Study, step: Step, engine: str) -> Iterator[tuple[str, Remade, 
 
 
 def moved(study: Study) -> Iterator[Candidate]:
-    """Yield a candidate for each call of a busy engine and each other engine that can do its work."""
+    """Yield changes to try: each costly call of a busy engine, or every second of its steps, on another engine."""
     facts = study.facts
     clock_ghz = study.model.generation.timing.clock_ghz
     kinds = [(step.site, step.action.kind) for step in study.main.steps if isinstance(step, Step)]

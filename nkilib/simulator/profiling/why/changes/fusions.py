@@ -3,9 +3,10 @@
 
 """Pairs of instructions that one instruction, or a faster pair, can replace.
 
-:func:`fused` yields the candidates. A *pair* is a call that writes a tile (the *writer*) and a call that reads the tile
-(the *reader*). Each rule in :data:`RULES` yields lists of calls to write instead, the preferred one first. The formulas
-of the instructions are those of their docstrings (``nki/api/nki/isa/__init__.py``).
+:func:`fused` yields these replacements, as changes that may save time. A *pair* is a call that writes a tile (the
+*writer*) and a call that reads the tile (the *reader*). Each rule in :data:`RULES` yields lists of calls to write
+instead, the preferred one first. The formulas of the instructions are those of their docstrings
+(``nki/api/nki/isa/__init__.py``).
 
 A *program* is the recorded instructions of a core (its *steps*); a *site* is a call in the kernel.
 """
@@ -347,7 +348,7 @@ def _applied(study: Study, sites: _Sites, rule: Rule, which: int, program: CoreP
 
 
 def fused(study: Study) -> Iterator[Candidate]:
-    """Yield a candidate for each pair of calls in the kernel that the calls of a rule can replace."""
+    """Yield changes to try: for each pair of calls in the kernel, the calls of a rule that can replace it."""
     steps = [step for step in study.main.steps if isinstance(step, Step)]
     counts = Counter(step.site for step in steps if not step.action.kind.dropped_by)
     for sites, found in _pairs(study, study.main).items():

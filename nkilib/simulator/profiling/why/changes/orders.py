@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Other orders of the instructions of a loop: :func:`reordered` yields the candidates.
+"""Other orders of the instructions of a loop, as changes that may save time: :func:`reordered` yields them.
 
 A *program* is the recorded instructions of a core (its *steps*); a *site* is a call in the kernel. A *loop* is a
 stretch of the program in which the same sequence of calls repeats. Two orders are tried. Several iterations run
@@ -172,7 +172,7 @@ def _held(uses: Sequence[_Use], most: int) -> tuple[dict[tuple[int, int], int], 
 
     Args:
         uses: the uses of one operand.
-        most: the least number of storages; there are more if the old order had more, or if all are in use at one time.
+        most: the number of storages to use, unless the old order had more, or more are in use at one time.
     """
     slots = list(dict.fromkeys(use.storage for use in uses))
     slots += [slot_of(slots[0], _FIRST_SLOT + number) for number in range(len(slots), most)]
@@ -192,10 +192,11 @@ def _held(uses: Sequence[_Use], most: int) -> tuple[dict[tuple[int, int], int], 
 
 
 def _slots(by_operand: Mapping[_Operand, list[_Use]]) -> tuple[dict[tuple[int, int], int], int]:
-    """Return the storage of each use in the new order (keys as in :func:`_held`), and the least number of tiles of an
-    operand.
+    """Return the storage of each use in the new order (keys as in :func:`_held`), and the number of tiles that every
+    operand gets at least.
 
-    It is the most tiles that an operand with too few tiles needs; 1 if none has too few.
+    It is the largest need of an operand with too few tiles; 1 if none has too few. Operands that write a new tile
+    each time are left out.
     """
     # A call that writes a new tile each time needs no more.
     tiles = {operand: len({use.storage for use in uses}) for operand, uses in by_operand.items()}
@@ -277,7 +278,7 @@ def _sorted(study: Study, length: int, key: _Key, program: CoreProgram) -> CoreP
 
 
 def reordered(study: Study) -> Iterator[Candidate]:
-    """Yield candidates that run several iterations of a loop together, or overlap successive iterations."""
+    """Yield changes to try: several iterations of a loop run together, or successive iterations overlap."""
     for loops in _nest(study.main):
         yield from _reordered(study, loops)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Larger instructions and longer iterations: :func:`larger` yields the candidates.
+"""Larger instructions and longer iterations, as changes that may save time: :func:`larger` yields them.
 
 A *program* is the recorded instructions of a core (its *steps*); a *site* is a call in the kernel.
 """
@@ -174,6 +174,6 @@ def _iterations(study: Study) -> Iterator[Candidate]:
 
 
 def larger(study: Study) -> Iterator[Candidate]:
-    """Yield candidates that join instructions on neighbouring columns, or iterations of device loops."""
+    """Yield changes to try: join instructions on neighbouring columns, or iterations of device loops."""
     yield from _instructions(study)
     yield from _iterations(study)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Changes of transfers: :func:`changed` yields candidates with fewer transfers, other queues or other descriptors.
+"""Changes of transfers that may save time: :func:`changed` yields fewer transfers, other queues or other descriptors.
 
 A *program* is the recorded instructions of a core (its *steps*); a *site* is a call in the kernel.
 """
@@ -210,7 +210,7 @@ def _repeated(study: Study) -> Iterator[Candidate]:
 
 
 def changed(study: Study) -> Iterator[Candidate]:
-    """Yield candidates for the transfers that the critical path waits for, and for their descriptors."""
+    """Yield changes to try: of transfers that the critical path waits for, of repeated loads, and of descriptors."""
     yield from _repeated(study)
     for site in _busy_calls(study):
         runs = _runs(site, study.main)
