@@ -268,7 +268,7 @@ def _is_written_for(work: Elementwise, store: _Store) -> bool:
     """Return whether ``work`` computes exactly the elements that ``store`` stores, and could compute them in HBM
     directly.
 
-    If ``work`` reads elements of the store's destination, result i must be the only one that depends on element i.
+    If ``work`` reads the store's destination, it must read element i for result i only, which is stored there.
     """
     dst, src = work.dst, store.move.src
     is_alike = dst.is_block and dst.place == src.place and dst.dtype == src.dtype and not work.is_dst_dead

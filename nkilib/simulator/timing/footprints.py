@@ -51,8 +51,9 @@ class OccupiedBytes:
         step: the bytes from the start of one run to the start of the next; 0 if there is one run.
         count: the number of runs; 0 if they are not at equal distances.
         level: the bit length of ``last - first``, which groups parts of similar size.
-        column: ``first`` modulo ``step``, if no run crosses a multiple of ``step``; else, or if ``step`` is 0, 0.
-        column_end: ``column + length``, if no run crosses a multiple of ``step``; else ``max(1, step)``.
+        column: the bytes from a multiple of ``step`` to the start of the next run; 0 if a run crosses such a multiple,
+            or if ``step`` is 0.
+        column_end: ``column + length``; but ``max(1, step)`` if a run crosses a multiple, or if ``step`` is 0.
     """
 
     layout: Layout
