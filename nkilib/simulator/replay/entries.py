@@ -145,7 +145,7 @@ class Entry:
 
     Attributes:
         key: the key.
-        kept: functions that return the objects that the key names by ``id``, or None for a deleted object.
+        kept: for each object that the key names by ``id``, a function that returns it, or None if it was deleted.
         tally: the counter of the launches of the kernel.
         lock: the lock that is held during a launch; another launch with the key at that time does not use the entry.
         used: the number of the last use, counted over the uses of all entries; the smallest was used longest ago.
@@ -245,7 +245,7 @@ class Entry:
             self.give_up("values that decide what it does differ from launch to launch")
 
     def make_room(self) -> None:
-        """Drop the plans to free memory; give up if that was too often in a row after few replays."""
+        """Drop the plans to free memory; give up if they were dropped too often in a row after few replays."""
         self.restarts = 0 if self.replays >= REPLAYS_WORTH_A_PLAN else self.restarts + 1
         self.drop_plans()
         if self.restarts >= MOST_RESTARTS:

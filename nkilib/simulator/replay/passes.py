@@ -38,7 +38,7 @@ def _touches(work: Work, pending: Sum) -> bool:
 
 
 def _settle(waiting: dict[int, Sum], summed: list[Work], work: Work, but: Sum | None) -> None:
-    """Move the waiting sums that must be computed before ``work`` to ``summed``.
+    """Move to ``summed`` those waiting sums that must be computed before ``work``.
 
     A sum must be computed first if ``work`` accesses its result or changes one of its operands.
 

@@ -449,7 +449,7 @@ class NkiTensor(AccessPatterns, PythonOperators):
 
         On chip the first stride is one partition: the number of elements in a partition of the storage, or, on a view
         that is dense in a partition, the number of elements per partition of the view. Published kernels use the second
-        form, which treats a slice as a tensor of its own; the offset then counts as many elements in each partition.
+        form, which treats a slice as a tensor of its own; the offset then counts that many elements per partition.
 
         A static pattern that leaves the storage, or a partition, makes a view that raises OutOfRangeError when it is
         used.
