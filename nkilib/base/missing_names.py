@@ -14,7 +14,7 @@ def missing_name(module: str, name: str, names: Iterable[str]) -> AttributeError
     """Return the error for ``module.name``. It names the nearest one of ``names``, if one is similar.
 
     Python adds a suggestion of its own only where a traceback is printed, and only if the error has a name and an
-    object. An error with a suggestion has none, so that there are not two.
+    object. An error that names the nearest name has neither, so that there are not two suggestions.
     """
     text = f"module {module!r} has no attribute {name!r}"
     nearest = [] if name.startswith("_") else get_close_matches(name, names, 1)
@@ -26,7 +26,7 @@ def missing_name(module: str, name: str, names: Iterable[str]) -> AttributeError
 
 
 def refusing(module: str, names: Iterable[str]) -> Callable[[str], NoReturn]:
-    """Make the ``__getattr__`` of a module that has all of its names.
+    """Return the ``__getattr__`` of a module that already has all its public names: it raises :func:`missing_name`.
 
     Args:
         module: ``__name__`` of the module.

@@ -40,9 +40,9 @@ class _Span(NamedTuple):
     """The bytes of a tensor that one row of an indirect view occupies, counted from the start of the tensor.
 
     Attributes:
-        first: the first byte for index 0.
-        last: the last byte for index 0.
-        step: the number of bytes by which both move when the index grows by 1.
+        first: the first byte of the row of the view whose index is 0.
+        last: the last byte of that row.
+        step: the number of bytes by which ``first`` and ``last`` move when the index grows by 1.
         limit: the exclusive upper limit of the index.
         row_bytes: the bytes of a row of the tensor.
     """
@@ -63,9 +63,7 @@ class _Span(NamedTuple):
 
     @property
     def is_long(self) -> bool:
-        """Whether a row of the view may contain a whole row of the tensor between the rows in which it begins and
-        ends.
-        """
+        """Whether a row of the view may cover a whole row of the tensor besides those in which it begins and ends."""
         return self.last - self.first >= 2 * self.row_bytes
 
     def ends(self, index: npt.NDArray[Any]) -> npt.NDArray[np.int64]:

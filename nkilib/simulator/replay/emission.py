@@ -37,17 +37,18 @@ def cores_for(stream: Stream) -> list[Core]:
 
 
 def _mark_outputs(entry: RecordedCall, is_whole: bool) -> None:
-    """Mark the outputs of an instruction as written, except those that its function marks itself
-    (``rule.marks_itself``).
+    """Mark the outputs of an instruction as written.
 
-    If that function did not run to its end, the outputs that it certainly writes in full are marked here too.
+    An output that the function of the instruction marks itself (``rule.marks_itself``) is marked here only if that
+    function did not run to its end and certainly writes all of the output.
 
     Args:
         entry: the instruction.
         is_whole: whether the function of the instruction did not run to its end.
 
     Raises:
-        Unplannable: if data decide which elements of PSUM are no longer matmul results.
+        Unplannable: if data decide which elements in PSUM the instruction writes. Those are no longer results of a
+            matmul to which a later one may add.
     """
     definition = entry.definition
     for rule, position in definition.outputs:

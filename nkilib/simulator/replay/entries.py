@@ -145,17 +145,17 @@ class Entry:
 
     Attributes:
         key: the key.
-        kept: functions that return the objects that the key names by ``id``, or None for a deleted object.
+        kept: for each object that the key names by ``id``, a function that returns it, or None if it was deleted.
         tally: the counter of the launches of the kernel.
         lock: the lock that is held during a launch; another launch with the key at that time does not use the entry.
-        used: a number that grows with the time of the last use.
+        used: the number of the last use, counted over the uses of all entries; the smallest was used longest ago.
         waiting: the recordings, at most two, that equal no earlier one; two equal recordings make a plan.
         recordings: the number of recordings since the last plan was made.
         plans: the plans of the key, the last valid one in front.
         failures: the number of launches since the last plan was made for which no plan was valid.
         failures_in_a_row: the number of launches without a valid plan since a plan was valid.
         replays: the number of replays since the last plan was made.
-        restarts: how often in a row the plans were dropped before :data:`REPLAYS_WORTH_A_PLAN` replays.
+        restarts: how often in a row the plans were dropped after fewer than :data:`REPLAYS_WORTH_A_PLAN` replays.
         reason: the reason why the key is not planned any more; empty if it still is.
     """
 
@@ -245,7 +245,7 @@ class Entry:
             self.give_up("values that decide what it does differ from launch to launch")
 
     def make_room(self) -> None:
-        """Drop the plans to free memory; give up if that has happened too often in a row."""
+        """Drop the plans to free memory; give up if they were dropped too often in a row after few replays."""
         self.restarts = 0 if self.replays >= REPLAYS_WORTH_A_PLAN else self.restarts + 1
         self.drop_plans()
         if self.restarts >= MOST_RESTARTS:

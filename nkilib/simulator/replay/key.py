@@ -92,7 +92,7 @@ def _is_constant(kind: type) -> bool:
 
 
 def _check_slots(kind: type, known: Collection[str]) -> None:
-    """Check that the instances of the class ``kind`` have only the slots ``known``; a key would not contain others.
+    """Check that instances of the class ``kind`` have only the slots ``known``, because a key would lack any others.
 
     Raises:
         _Unkeyable: if they have others.

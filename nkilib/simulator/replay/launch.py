@@ -72,11 +72,11 @@ def _result_of(value: Any, tensor: Callable[[View], _Result]) -> _Result:
 def _tensor(view: View, place: int | None, *, as_torch: bool) -> _Result:
     """Return a function that makes one of the tensors that a launch returns, from a :class:`_Left`.
 
-    The tensor is an array of the launch, an argument itself, or a view of either.
+    The tensor is an array that the plan returns, an argument itself, or a view of either.
 
     Args:
         view: the tensor that the recorded launch returned.
-        place: the index in ``_Left.arrays`` of the array that has the tensor's elements; None if that is an argument.
+        place: the index in ``_Left.arrays`` of the array that has the tensor's elements; None if an argument has them.
         as_torch: whether to make a tensor of PyTorch.
     """
     storage, dtype = placeholder_of(view), view.dtype

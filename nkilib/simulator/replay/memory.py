@@ -88,7 +88,7 @@ class _Piece:
 
 @dataclass(eq=False)
 class _Life:
-    """The lifetime of a tile: the numbers of the first and of the last group of work that accesses the tile."""
+    """The lifetime of a tile: the numbers of the first and last group (:func:`.passes.grouped`) that accesses it."""
 
     storage: PlaceholderStorage
     first: int
@@ -185,7 +185,8 @@ class Memory:
     """The memory of a plan.
 
     Args:
-        sources: the numbers of the launch's arrays that hold the arguments and results, by the number of the storage.
+        sources: for each argument and result, by the number of its storage: the number of its array among the
+            launch's arrays.
         cores: the number of cores.
 
     Attributes:

@@ -38,7 +38,7 @@ def _touches(work: Work, pending: Sum) -> bool:
 
 
 def _settle(waiting: dict[int, Sum], summed: list[Work], work: Work, but: Sum | None) -> None:
-    """Move the waiting sums that must be computed before ``work`` to ``summed``.
+    """Move to ``summed`` those waiting sums that must be computed before ``work``.
 
     A sum must be computed first if ``work`` accesses its result or changes one of its operands.
 
@@ -268,7 +268,7 @@ def _is_written_for(work: Elementwise, store: _Store) -> bool:
     """Return whether ``work`` computes exactly the elements that ``store`` stores, and could compute them in HBM
     directly.
 
-    If ``work`` reads elements of the store's destination, result i must be the only one that depends on element i.
+    If ``work`` reads the store's destination, it must read element i for result i only, which is stored there.
     """
     dst, src = work.dst, store.move.src
     is_alike = dst.is_block and dst.place == src.place and dst.dtype == src.dtype and not work.is_dst_dead

@@ -58,8 +58,7 @@ class _Arrived:
         self.is_aborted = False
 
     def meet(self, place: str, item: Parcel) -> list[Any]:
-        """Return the data of the other core: ``item``, the data of this core, with the other core's number and tile
-        instead.
+        """Return the data of the other core: a copy of ``item``, this core's data, with the other's number and tile.
 
         The recording has checked that both cores exchange the same kind of data.
         """
@@ -193,7 +192,7 @@ def _run_side_by_side(first: _Run, second: _Run) -> None:
 
 
 class _Round:
-    """The work of the cores between two meetings.
+    """The steps of all cores between two meetings.
 
     Args:
         segments: the steps of each core in this round.

@@ -103,7 +103,7 @@ class _CoreRecorder(Observer):
         self.entries.append(Guarded(self._placeholder_of(view), view.array.tobytes()))
 
     def _guard_offset(self, indirect: Indirect, values: list[Any]) -> None:
-        """Record, for the plan to check them, the elements from which an operand's address was read.
+        """Record the elements from which an operand's address was read, so that the plan checks their values.
 
         Args:
             indirect: the address of the operand.

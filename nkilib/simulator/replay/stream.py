@@ -6,9 +6,9 @@
 The tensors of these instructions are views of *placeholders* (:class:`PlaceholderStorage`): storages without memory,
 until a plan provides it. A stream has *entries*: calls of instructions (:class:`RecordedCall`), and loads and stores of
 registers (:class:`Guarded`, :class:`Stored`). A call refers to the tensors that it reads or writes
-(:class:`TouchedTensor`), and to operands whose rows an index chose (:class:`Gathered`, :class:`Indexed`).
-:func:`placeholder_of` and :func:`views_in` find placeholders and views. Streams are compared by the keys of their
-entries (:func:`key_of`).
+(:class:`TouchedTensor`), and to operands whose elements an index chose in each partition (:class:`Gathered`). Views
+whose rows an index chose are listed apart (:class:`Indexed`). :func:`placeholder_of` and :func:`views_in` find
+placeholders and views. Streams are compared by the keys of their entries (:func:`key_of`).
 """
 
 from __future__ import annotations

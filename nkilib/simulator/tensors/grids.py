@@ -361,11 +361,10 @@ class NkiGrid:
         return NkiBlockGrid.of(self._tensor, axes, self._offset)
 
     def with_coordinates_of(self, other: NkiGrid, order: Sequence[int]) -> Self:
-        """Return this grid with the coordinates of ``other``: those that integer indices removed from ``other`` are
-        removed.
+        """Return this grid without the coordinates that integer indices have removed from ``other``.
 
         Args:
-            other: the grid from which coordinates were removed.
+            other: a grid with the same dimensions in another order, such as the one that is transposed into this.
             order: the dimension of ``other`` that corresponds to each dimension of this grid.
         """
         axes = [

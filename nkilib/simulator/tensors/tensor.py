@@ -90,8 +90,7 @@ class PythonOperators(NKIObject):
     __slots__ = ()
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **_: Any) -> bool:
-        """Raise TensorTypeError. Only ``==`` and ``!=`` with a numpy number or array on the left return: False and
-        True.
+        """Raise TensorTypeError; but with a numpy number or array on the left, ``==`` returns False and ``!=`` True.
 
         numpy calls this method for its elementwise functions, and for an operator with a numpy number or array on its
         left.
@@ -450,7 +449,7 @@ class NkiTensor(AccessPatterns, PythonOperators):
 
         On chip the first stride is one partition: the number of elements in a partition of the storage, or, on a view
         that is dense in a partition, the number of elements per partition of the view. Published kernels use the second
-        form, which treats a slice as a tensor of its own; the offset then counts in the same way.
+        form, which treats a slice as a tensor of its own; the offset then counts that many elements per partition.
 
         A static pattern that leaves the storage, or a partition, makes a view that raises OutOfRangeError when it is
         used.

@@ -351,9 +351,7 @@ def allowed_starts(partitions: int) -> tuple[int, ...]:
 
 
 def possible_starts(tensor: View) -> tuple[int, ...]:
-    """Return the partitions at which an on-chip view may start: the one that the kernel chose, or all that a compiler
-    may.
-    """
+    """Return the partitions at which an on-chip view may start: the kernel's choice, or all choices of a compiler."""
     placed = placed_partition(tensor)
     if placed is not None:
         return (placed,)

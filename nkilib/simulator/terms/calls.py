@@ -207,8 +207,8 @@ _HINTS = (
 
 
 def with_hint(error: Exception) -> ArgumentTypeError | None:
-    """Return the error for an operation of Python that a kernel used on a float instead of an integer, or on a tensor;
-    None for other errors. Its message is the one of Python and a hint.
+    """Return the error to raise instead of Python's, if a kernel used an operation of Python on a float instead of an
+    integer, or on a tensor; None for other errors. The message is Python's, followed by a hint.
     """
     if isinstance(error, TypeError):
         for message, hint in _HINTS:

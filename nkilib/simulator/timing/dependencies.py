@@ -373,7 +373,7 @@ class Tracked:
         nbytes: the bytes of the whole storage, on the device.
         contents: data of a pass about the values in the storage (see :mod:`.passes.invariants`); None if none.
         has_place: False as long as the model still has to choose a place in PSUM for the storage.
-        is_placed: True if the model never has to, because the kernel has chosen a place or the storage is in HBM.
+        is_placed: True if the model never chooses a place: the kernel has, or the storage is in HBM or shares memory.
     """
 
     __slots__ = ("contents", "has_place", "is_placed", "name", "nbytes", "uses", "views")

@@ -192,7 +192,8 @@ def _again(repeats: Sequence[Repeat], begin: int, end: int, later: float) -> Ite
 def _moved(cause: Cause, number: int, shift: Shift) -> Cause:
     """Return the cause of the start of a repetition.
 
-    The distance to an instruction below ``shift.floor`` grows by ``shift.numbers``: that instruction is not repeated.
+    It is ``cause`` with longer distances (see :class:`.timeline.Cause`) to instructions that are not repeated, which
+    have numbers below ``shift.floor``: the distance to such an instruction grows by ``shift.numbers``.
 
     Args:
         cause: the cause of the start of the instruction that was run.
@@ -306,7 +307,7 @@ class InstructionLog(Sequence[Note]):
             counts[site] += times * count
 
     def again(self, first: int, last: int) -> Iterator[float]:
-        """Yield, for each repetition of the run instructions ``first`` to ``last``, by how many ns it is later.
+        """Yield, for each repetition of the run instructions ``first`` to ``last``, how many ns after them it comes.
 
         ``first`` and ``last`` are instruction numbers.
         """
@@ -349,7 +350,8 @@ class InstructionLog(Sequence[Note]):
     def _between(
         self, first: int, end: int, repeats: Sequence[Repeat], shift: Shift, skip: int = 0
     ) -> Iterator[tuple[int, Shift]]:
-        """Yield a pair (position, shift) as :meth:`run_positions` for the notes that some instructions stand for.
+        """Yield a pair (position, shift), as in :meth:`run_positions`, for each note of some run instructions and of
+        their repetitions.
 
         Args:
             first: the position of the first of these instructions.

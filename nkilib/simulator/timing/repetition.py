@@ -161,10 +161,10 @@ class Watch:
         ) == _shape(log, second, count)
 
     def _moves_evenly(self, last: _End, before: _End, earlier: _End) -> bool:
-        """Return whether further periods access tensors with the same overlaps as the last two periods.
+        """Return whether in further periods the accesses overlap as in the last two.
 
-        The views may move by some distance from one period to the next, if the engines synchronise between iterations;
-        all views of a tensor that is written must then move by the same distance.
+        They do if no view has moved from one of these periods to the other. Views may have moved if the engines
+        synchronise between iterations; all views of a moving tensor that is written must have moved equally far.
         """
         count = last.accesses - before.accesses
         if count != before.accesses - earlier.accesses:

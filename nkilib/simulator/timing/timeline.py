@@ -111,8 +111,8 @@ class Marks(NamedTuple):
     def repeats(self, before: Marks, shift_ns: float, begin_ns: float) -> bool:
         """Return whether this state is the state ``before``, moved by ``shift_ns``.
 
-        A time may also be unchanged, but then an engine must be free by ``begin_ns``, the start of the last period. The
-        busy intervals of the DMA engines must be equal from ``begin_ns`` on.
+        A time may also be unchanged; but if an engine is free from that time on, the time must not be later than
+        ``begin_ns``, the start of the last period. The DMA engines' busy intervals are compared from ``begin_ns`` on.
         """
         if self.table != before.table or self.times.keys() != before.times.keys():
             return False
@@ -282,7 +282,7 @@ class Timeline:
         return Span(start, end, cause)
 
     def pass_on(self, number: int, engine: Engine, data: Places, met_ns: float) -> Span:
-        """Add an instruction that takes no time on any engine; later accesses to its tensors wait for earlier ones.
+        """Add an instruction that takes no time, waits for earlier accesses to its tensors, and delays later ones.
 
         Args:
             number: the number of the instruction.
@@ -318,7 +318,7 @@ class Timeline:
         return Marks(times, self._table, dict(self._busy), self._dma.intervals())
 
     def remember(self, number: int | None) -> None:
-        """Keep the completions of instructions from ``number`` on, so that :meth:`repeat` can make them later.
+        """Keep the completions of instructions from ``number`` on, which :meth:`repeat` will shift to later times.
 
         If ``number`` is None, keep none.
         """

@@ -90,9 +90,9 @@ class Derivative:
             same names, which autograd saves, and upstream gradients ``grad_<result>``; its outputs are
             ``grad_<input>``. A result for which it has no input ``grad_<result>`` is a constant for autograd.
         others: a function that computes the gradients of further inputs; its arguments are the call of the backward
-            and :meth:`needed`.
-        adding: an operator that runs instead of ``backward`` if the forward got the optional input to which it adds a
-            gradient. It does not return that gradient.
+            and the result of :meth:`needed`.
+        adding: an operator that adds a gradient to an optional input of the forward, such as ``grad_weight_sum``,
+            instead of returning it. It runs instead of ``backward`` if the forward got that input.
         options: a function from the call of the forward to the options of the backward that differ from those of the
             forward, by name.
     """

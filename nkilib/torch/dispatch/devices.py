@@ -63,7 +63,7 @@ class Registrar:
 
     Attributes:
         nki_op: the decorator of torch-neuronx; None if ``torch.library`` serves the device.
-        reason: the reason for this choice, a clause for messages without a full stop.
+        reason: the reason for this choice, as a clause for messages; it has no full stop.
         must: whether an error is raised if ``nki_op`` rejects an operator.
         definitions: the definitions that ``nki_op`` made, by the name without a namespace; a registration lasts as long
             as these objects.

@@ -71,7 +71,10 @@ def _is_empty(operator: Operator, call: Call) -> bool:
 
 
 def _kernel_keywords(operator: Operator, call: Call) -> dict[str, Any]:
-    """Return the keyword arguments of the kernel: contiguous tensors, detached from autograd, and options."""
+    """Return the keyword arguments of the kernel: contiguous tensors, detached from autograd, and options.
+
+    Arguments from :attr:`Operator.arguments` are added to them, or replace them.
+    """
     keywords = {name: call.options[name] for name in operator.kernel_options}
     if operator.arguments is not None:
         keywords.update(operator.arguments(call))

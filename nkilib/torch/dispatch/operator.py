@@ -197,11 +197,11 @@ class Operator:
         results: the names of the kernel's results, in order; empty if they are the names of the outputs.
         on_request: for each result that the kernel returns only on request, the name of the kernel's argument that
             requests it.
-        arguments: a function that returns further keyword arguments of the kernel, or replacements of inputs and
-            options: tiling, dtype, prepared tensors. It must not read values.
+        arguments: a function that returns further keyword arguments of the kernel by name, such as its tiling. One with
+            the name of an input's or option's argument replaces it, such as int32 targets. It must not read values.
         may_overwrite: whether there is an in-place variant ``<name>_``. The kernel's argument ``inplace`` selects it.
-        writes: the inputs that the kernel always writes to: by the name of the input, the name of the kernel's result
-            that is its new value.
+        writes: by the name of each input that the kernel always writes to, the name of the kernel's result that is the
+            input's new value.
         check_values: a function that raises an error if values are out of range. It is called on the CPU only:
             elsewhere reading values would wait for the device.
         instead: the PyTorch function that messages recommend where this operator cannot be used.

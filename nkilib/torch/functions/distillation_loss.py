@@ -103,7 +103,7 @@ def reduced_divergence(loss: Tensor, positions: tuple[int, ...], counts: Tensor 
     Args:
         loss: the divergences, [N], 0 at ignored positions.
         positions: the shape of the positions.
-        counts: whether each position is valid, bool [N]; None if all are.
+        counts: bool [N], True for valid positions; None if all are valid.
         reduction: ``"mean"`` over the valid positions, ``"batchmean"`` over the first dimension, ``"sum"`` or
             ``"none"``.
     """

@@ -189,7 +189,7 @@ GAUSSIAN_NLL_LOSS: Final = elementwise_loss(
 
 
 def _least_of_log(caller: Caller, name: str, value: Any) -> float:
-    """Return the option ``name``, a lower bound or a summand of the argument of a logarithm, as a Python float.
+    """Return an option such as ``eps``, which bounds a logarithm's argument or is added to it, as a Python float.
 
     Raises:
         TypeError: the value is not a number.

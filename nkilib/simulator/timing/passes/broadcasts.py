@@ -7,9 +7,9 @@ The simulator runs ``nl.broadcast_to`` and other broadcasting functions as a pro
 PSUM, and copies to SBUF (``trainium_inferentia2_arch.rst``, alternative use of the Tensor engine). Vector and Scalar
 can read PSUM, so that the compiler can leave the copies out: ``fused_mamba.rst`` counts a partition broadcast as one
 instruction of Tensor. That page publishes times for ``mamba_v2`` (512 columns) and ``mamba_v3``, which broadcast two
-rows in each iteration. In these times Vector cannot make copies too, and a ``tensor_tensor`` on N columns with a
-broadcast operand has to take N cycles, as with an input in PSUM. With copies the model gives 1.7 times the published
-time.
+rows in each iteration. The times are too short for copies on Vector, and require that a ``tensor_tensor`` on N
+columns with a broadcast operand takes N cycles, as with an input in PSUM. With copies the model gives 1.7 times the
+published time.
 """
 
 from __future__ import annotations

@@ -276,7 +276,7 @@ class Invariants:
     def _forget(self, known: Tracked, number: int) -> None:
         """Record that instruction ``number`` writes unknown values to the tile ``known``. Ignore tensors in HBM.
 
-        This cancels drops of writes to this tile, and of writes to tiles in whose place this tile would be read.
+        Writes to this tile that were dropped are restored, and so are writes to tiles instead of which it is read.
         """
         if known.views.region not in ON_CHIP:
             return

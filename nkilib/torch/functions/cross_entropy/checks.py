@@ -68,7 +68,7 @@ def checked_options(caller: Caller, function: Callable[..., Any], **arguments: A
 
 
 def check_known(caller: Caller, options: LossKeywords, where: str) -> None:
-    """Check that a call, a part of which PyTorch's operators compute, uses no option that only the kernels implement.
+    """Check that no option is used that only kernels implement, if PyTorch's operators compute a part of a call.
 
     Args:
         caller: the function that error messages name.

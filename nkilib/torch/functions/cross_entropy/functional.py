@@ -265,7 +265,7 @@ def cross_entropy(
         lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss), used in PaLM, arXiv
             2204.02311.
         temperature: divides the logits after the cap; from 1e-6 to 1e6. A number is a constant of the compiled kernel:
-            each new value compiles a new one. The kernel reads a floating tensor, in float32; it has one element or a
+            each new value compiles a new one. A floating tensor is an input, read in float32; it has one element or a
             shape that broadcasts to that of the positions (such as [batch, 1]), and gets no gradient. A value out of
             range in it raises an error on the CPU, and makes the results of its positions NaN on a device.
         exact_maximum: True computes the maximum of every row before its exponentials, False uses a shift known in

@@ -134,7 +134,7 @@ def _vocabulary(call: Call) -> int:
 
 
 def _arguments(call: Call, direction: str) -> dict[str, Any]:
-    """Return further keyword arguments of the kernel, and replacements of inputs and options, such as int32 targets.
+    """Return keyword arguments of the kernel beside inputs and options, or in their place, such as int32 targets.
 
     Args:
         call: the call of the operator.

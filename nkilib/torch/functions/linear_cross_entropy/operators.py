@@ -126,8 +126,8 @@ def compute_dtype_argument(call: Call) -> dict[str, Any]:
 
 
 def shared_arguments(call: Call) -> dict[str, Any]:
-    """Return kernel arguments that replace inputs and options of the operator in all kernels: the target as int32, its
-    ``ignore_index``, and the compute dtype.
+    """Return the arguments of every kernel that differ from the operator's input or option: the int32 classes
+    ``targets_hbm``, their ``ignore_index``, and ``compute_dtype``, an NKI type.
     """
     classes, ignore_index = kernel_target(call.tensor("target"), call.options["ignore_index"], vocabulary(call))
     return {"targets_hbm": classes.detach(), "ignore_index": ignore_index, **compute_dtype_argument(call)}
@@ -219,8 +219,8 @@ def bias_if_given(call: Call) -> dict[str, Any]:
 
 
 def backward_arguments(call: Call) -> dict[str, Any]:
-    """Return kernel arguments that replace inputs and options of the operator in a backward kernel, such as the
-    log-sum-exp.
+    """Return the arguments of a backward kernel that are not an input or option of the operator itself, such as
+    ``lse_hbm``, from ``maximum`` + ``log_sum``.
     """
     lse = call.tensor("maximum") + call.tensor("log_sum")
     arguments = {**shared_arguments(call), "lse_hbm": lse.detach().contiguous(), **bias_if_given(call)}

@@ -168,7 +168,7 @@ def checked_outputs(caller: Caller, outputs: Any, labels: Any) -> tuple[str, ...
 def _check_units(caller: Caller, recipe: Recipe) -> None:
     """Check that the caps (or scales, without a cap) of the two models do not differ too much.
 
-    The kernels keep logits in units of them, and the logit of a masked class must be finite in both units.
+    The kernels keep each model's logits in units of its cap or scale; a masked class's logit must be finite in both.
     """
     student, teacher = recipe.student_unit, recipe.teacher_unit
     if not 1.0 / _UNITS_APART_MOST <= student / teacher <= _UNITS_APART_MOST:
@@ -232,7 +232,7 @@ def checked_recipe(
 
 
 def checked_compute_dtype(caller: Caller, arguments: DistillationArguments, compute_dtype: Any) -> str | None:
-    """Return the name of the dtype that operands are rounded to; None if all operands already have it.
+    """Return the name of the dtype that operands are rounded to; None if none has to be rounded.
 
     Raises:
         TypeError: ``compute_dtype`` is not a dtype.
