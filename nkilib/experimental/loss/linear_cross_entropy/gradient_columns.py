@@ -90,8 +90,8 @@ class Exponents:
 
     Attributes:
         lse_sbuf: log-sum-exp.
-        bias_sbuf: -lse, or minus the log of the sum of exponentials relative to the maximum; NaN where lse is infinite.
-        neg_maximum_sbuf: minus the maximum; None for 0.
+        bias_sbuf: -lse if ``neg_maximum_sbuf`` is None, else minus ``log_sum_sbuf``.
+        neg_maximum_sbuf: minus the maximum; None for 0. Where lse is infinite, this or else ``bias_sbuf`` is NaN.
         log_sum_sbuf: the log of the sum of exponentials relative to the maximum; None if lse is used instead.
         lost_sbuf: the rounding error of lse, ``lse - maximum - log_sum``; None for 0.
         factor_sbuf: ``exp(lost)``; None for 1.

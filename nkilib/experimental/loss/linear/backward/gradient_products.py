@@ -259,8 +259,8 @@ class GradientProducts:
     def _load_next_slices(round_: Round, slices: WeightSlices) -> None:
         """Load the first slices (:class:`.streams.WeightSlices`) of the next block of positions.
 
-        After the last block of positions, the first slices of the next block of classes are loaded, if at least one tile
-        of its classes is known already.
+        After the last block of positions, the first slices of the next block of classes are loaded, if at least one
+        tile of its classes is known already.
         """
         if round_.next_positions is None:
             return

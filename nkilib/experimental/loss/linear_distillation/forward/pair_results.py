@@ -128,7 +128,7 @@ def _logits_of_scores(launch: PairLaunch, statistics: PairStatistics, mean_sbuf:
 
     A mean difference of logits, before the temperature, from ``launch.infinite`` on becomes infinite: a factor makes it
     overflow. If ``student.unit``, which turns scores into logits, is less than 1, the factor multiplies the mean of
-    scores, else the mean of logits. So the factor stays below 2^121.
+    scores, else the mean of logits. So, and as units differ by at most 1e12, the factor stays below 2^121.
     """
     unit, temperatures = launch.student.unit, statistics.temperatures
     if unit < 1.0:
