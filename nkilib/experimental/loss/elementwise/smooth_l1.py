@@ -28,7 +28,7 @@ u.
     |d| <= b    |error| <= 3.5 u of the loss, 2.8 u for Huber's
     |d| > b     |error| <= u f (5 b / 4 + |d| / 2 + (|d| - b) / 2 (or |d| - b) + (|d| - b / 2) / 2): 2.5 u of f |d|
 
-The error of a derivative f c / b is 2 u.
+The term "or |d| - b" is for Huber's loss. The error of a derivative f c / b is 2 u.
 """
 
 from __future__ import annotations

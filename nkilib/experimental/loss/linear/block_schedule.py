@@ -231,10 +231,10 @@ def plan_blocks(shares: Sequence[Span], core: int, most: int, most_bodies: int, 
         shares: the rows of each core; every first row except that of the first core is a multiple of 128.
         core: the number of the core.
         most: the largest number of rows of a block, a multiple of 128.
-        most_bodies: the largest number of copies of the body in the program, at least ``2 * slots``; at this minimum,
-            unequal shares may add one more. If there are no more blocks than this, they are unrolled. From ``1 + 2 *
-            slots`` on, at least half a block remains after the loop, so that half a block is loaded ahead at the end of
-            each iteration.
+        most_bodies: the largest number of copies of the body in the program, at least ``2 * slots``. If it is exactly
+            ``2 * slots``, unequal shares may add one more copy. If it is more, at least half a block remains after the
+            loop, so that half a block is loaded ahead at the end of each iteration. Up to ``most_bodies`` blocks are
+            unrolled, without a loop.
         slots: the number of buffer slots that the body uses round-robin, by :attr:`Step.number`; the number of blocks
             of an iteration is a multiple of it.
     """

@@ -73,8 +73,8 @@ def _most_of_longest_iterations(shares: list[Span], class_block: int, bodies: in
     """Return the ``most_bodies`` of :func:`plan_blocks` that gives the fewest iterations with at most ``bodies`` copies
     of the body.
 
-    :func:`plan_blocks` reserves copies for blocks after the loop. If there are fewer such blocks, a larger
-    ``most_bodies`` still keeps to ``bodies`` copies, and the iterations get longer.
+    :func:`plan_blocks` reserves copies for blocks after the loop. If there are fewer such blocks than it reserves for,
+    a ``most_bodies`` above ``bodies`` still gives at most ``bodies`` copies, and fewer, longer iterations.
     """
     best, fewest = bodies, None
     for most in range(bodies, 2 * bodies + 2):

@@ -9,8 +9,8 @@ A *group* is the tiles of logits that are processed together, and a *pass* is th
 Target logits are picked from the tiles without rounding (:class:`TargetLogits`). From each tile, GpSimd gathers one
 logit per position: the logit of the class that is nearest to the target of the position. If this class is not the
 target, the lowest float32 replaces the logit. The largest of these values over all blocks of classes is the target
-logit. Where a masked class has the logit -inf, the result is the lowest float32 (:func:`restore_masked`). One gather
-serves up to four tiles.
+logit. If the target is a masked class with the logit -inf, the result is the lowest float32, which
+:func:`restore_masked` replaces by -inf. One gather serves up to four tiles.
 
 The passes for the entropy (:class:`EntropyPass`) and the argmax (:class:`SearchPass`) read results of other engines.
 They are queued (:class:`WaitingPasses`), and issued between the passes that compute the maxima of the next group. So
@@ -79,7 +79,8 @@ class TargetLogits:
     Attributes:
         distance_sbuf: the target minus the first class of the block that :meth:`aim` is called for next, float32.
         picked_sbuf: the target logit if its block was processed, else about the lowest float32; float32.
-        starts_sbuf: where the tile of the target begins: an index into the elements that one gather reads, float32.
+        starts_sbuf: the index of the first logit of the target's tile, among the elements that one gather reads,
+            float32.
         index_sbuf: the index of the element to gather, among the elements that one gather reads, uint32.
         penalty_sbuf, gathered_sbuf, nearest_sbuf: scratch memory, float32.
         sizes_sbuf: constants [128, 4] for each size of a block of classes: size, size - 1, 0 and the lowest float32.

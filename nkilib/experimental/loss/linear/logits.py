@@ -68,8 +68,8 @@ class LogitTiles:
         products_psum: banks for the products, float32 [128, most classes of a tile].
         biased_sbuf: buffer slots for the logits with bias, in the same shape; empty without a bias.
         tangents_sbuf: buffer slots for the tangents, in the same shape; empty without a cap.
-        masked_score: the score of a masked class under a cap, if the bias of the class is twice this value; None if
-            the score is the tangent, -1.
+        masked_score: the score that a masked class gets under a cap; its bias must then be twice this value. None if
+            its score is its tangent, -1.
     """
 
     num_features: int

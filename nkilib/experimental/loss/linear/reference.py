@@ -14,10 +14,11 @@ bfloat16, 2^-11 for float16, u for float32); K = ceil(size / 128), where size is
 Tensor engine adds 128 products at a time, and these sums are added one after another in float32.
 
 - The error of a logit z is at most dz, without a bias (K + 128) u sum |x w|: K + 126 additions and a rounded product.
-  It does not depend on the order in which BLAS adds 128 products; the simulator passes BLAS no longer sums
+  It does not depend on the order in which BLAS adds 128 products; the simulator never lets BLAS add more than 128
   (engines/tensor/accumulation.py). The bias adds u (|z| + |b|) to dz. No logit is rounded to 16 bits.
-- The gradient G of a logit is rounded once, with an error of at most r |G|. A float16 G is multiplied by a power of two
-  that brings the largest coefficient to at least 1; so the error in subnormals is at most 2^-25 of that coefficient.
+- The gradient G of a logit is rounded once, with an error of at most r |G|. The *coefficient* of a position is
+  the factor of the probabilities in its G. A float16 G is multiplied by a power of two that brings the largest
+  coefficient to at least 1; so the error in subnormals is at most 2^-25 of that coefficient.
 - The error of dX has three summands. The errors of G add the sum over the classes of (error of G) |W|. The additions,
   including those of blocks and cores, add (K + 135) u sum |G| |W|. The rounding of the result adds r |dX|, with the r
   of the result's dtype, and in float16 2^-25 more. dW is bounded in the same way, over the positions.

@@ -235,7 +235,7 @@ class GradientTiles:
     ) -> nl.NkiTensor | None:
         """Return D, in a slot of ``others_sbuf``, if D depends on the logits; None if D is the same for all classes.
 
-        If the maximum is subtracted first, the exponents without their bias are written to ``error_sbuf`` too.
+        If the maximum is subtracted first, z minus the maximum is also written to ``error_sbuf``, for the softmax.
         """
         if self.columns.neg_maximum_sbuf is not None:
             nisa.tensor_scalar(

@@ -90,8 +90,8 @@ class Exponents:
 
     Attributes:
         lse_sbuf: log-sum-exp.
-        bias_sbuf: -lse, or minus the log of the sum of exponentials relative to the maximum; NaN where lse is infinite.
-        neg_maximum_sbuf: minus the maximum; None for 0.
+        bias_sbuf: -lse if ``neg_maximum_sbuf`` is None, else minus ``log_sum_sbuf``.
+        neg_maximum_sbuf: minus the maximum; None for 0. Where lse is infinite, this or else ``bias_sbuf`` is NaN.
         log_sum_sbuf: the log of the sum of exponentials relative to the maximum; None if lse is used instead.
         lost_sbuf: the rounding error of lse, ``lse - maximum - log_sum``; None for 0.
         factor_sbuf: ``exp(lost)``; None for 1.
@@ -181,7 +181,8 @@ class GradientColumns:
         bias_sbuf: the bias of the exponents: -lse, or minus the log of the sum of exponentials relative to the maximum.
         neg_maximum_sbuf: minus the maximum of z, which is added to z before the bias; None if the bias is -lse.
         has_target: whether there is a gradient of the loss or of the log-probability.
-        own_sbuf: A - D, the factor of r. Without ``has_target`` it is D, if D does not depend on the logits.
+        own_sbuf: A - D, the factor of r. Without ``has_target`` there is no r: it is D if D does not depend on the
+            logits, and ``rest_sbuf`` is None.
         rest_sbuf: D. If D depends on the logits, D is ``slope * x + rest``: x is z minus the maximum if there is
             ``neg_maximum_sbuf``, else the score.
         slope_sbuf: the slope of D; None if D does not depend on the logits.

@@ -116,7 +116,7 @@ class IdTiles:
             column: the number of the tile of positions.
             tile: the number of the tile of classes in its block.
             ids_sbuf: the sorted ids of the positions, float32 [128, K'].
-            skipped: the first class of the block, counted like ``ids_sbuf``.
+            skipped: the number of classes from the class that ``ids_sbuf`` counts from to the first class of the block.
         """
         searched = ids_sbuf.shape[1]
         own_sbuf = self.source_sbuf[:, self.classes :]

@@ -205,11 +205,11 @@ def linear_cross_entropy_backward(
         results, upstream = (loss, lse, logprob, entropy), (grad_loss, grad_lse, grad_logprob, grad_entropy)
         torch.autograd.grad(results, (input, weight, bias), upstream)
 
-    The gradient of a tile of logits is rounded once, to the dtype of the products, for dX and dW; db of a bias of
-    another dtype than 16-bit products is summed from gradients that are not rounded. Sums are float32, and every result
-    is rounded once, to the dtype of its operand; for float32 operands it is the unrounded sum. A float16 gradient is
-    scaled by a power of two, which the device chooses from the largest upstream gradient and removes in float32. So an
-    upstream gradient that is infinite or NaN makes all gradients NaN, not only those of its position.
+    The gradient of a tile of logits is rounded once, to the dtype of the products, for dX and dW. db is summed from the
+    rounded gradients; if the products are 16-bit and the bias has another dtype, from the unrounded ones. Sums are
+    float32. dX and dW are rounded once, to the dtypes of X and W; db is not rounded. A float16 gradient is scaled by a
+    power of two, which the device chooses from the largest upstream gradient and removes in float32. So an upstream
+    gradient that is infinite or NaN makes all gradients NaN, not only those of its position.
 
     Beyond inputs and outputs the kernel takes 4 N D bytes of HBM per core, and at most 64 MiB more per core where the
     positions take several blocks. An X whose dtype differs from that of the products is rounded once, to a copy of N D

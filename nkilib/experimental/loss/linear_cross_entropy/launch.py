@@ -67,8 +67,10 @@ class ForwardNeeds:
         softcap: whether the logits are capped.
         scale: whether z differs from the logits: there is a cap or a temperature.
         sums: whether weighted scores are summed over all classes, such as for label smoothing.
-        entropy, squares, mean, argmax: whether the entropy, log_sum_squares, the mean logit and the argmax are
-            requested.
+        entropy: whether the entropy is requested.
+        squares: whether log_sum_squares is requested.
+        mean: whether the mean logit is requested.
+        argmax: whether the argmax is requested.
         products: whether z is computed for the argmax, because different scores may round to the same z.
         temperatures: whether each position has a temperature.
     """
@@ -107,7 +109,7 @@ class ForwardNeeds:
 
     @property
     def has_exact_maxima(self) -> bool:
-        """Whether the maxima in the statistics, times the scale, are the maxima of z: without a bias and a cap."""
+        """Whether the maxima in the statistics, times the scale, are the maxima of z: neither bias nor cap."""
         return not (self.bias or self.softcap)
 
     @property
@@ -261,7 +263,8 @@ def has_options(launch: LinearLaunch, options: Options, *, of_backward: bool = F
 def is_factored(launch: LinearLaunch, upstream: PositionUpstream) -> bool:
     """Return whether ``Exponents.factor_sbuf`` corrects the rounding of lse.
 
-    It needs the maximum of the forward. For float32 products another pass over every tile corrects the rounding.
+    It needs the maximum of the forward. It is not used for float32 products: there another pass over every tile
+    corrects the rounding.
     """
     return upstream.maximum_hbm is not None and launch.dtype != nl.float32
 

@@ -89,11 +89,11 @@ class PositionStatistics:
         window: the number of blocks of classes whose statistics are combined at once.
         group: views of ``exchanged_sbuf`` and further statistics, each [128, tiles, columns].
         targets: the targets; :meth:`finish` writes the target logits to them.
-        picked_sbuf: the target logits found in this core's own classes, float32: [128, tiles], which is in column 0 of
-            ``exchanged_sbuf``, or a separate tensor [128, tiles, ids] for several target ids.
-        exchanged_sbuf: the statistics that the cores swap, float32 [128, columns, statistics, tiles]. The columns are:
-            0 for the combined statistics and one per block of the window; the same of the other core; one per shared
-            block.
+        picked_sbuf: the target logits found in this core's own classes, float32. For one id it is a view of column 0 of
+            ``exchanged_sbuf``, [128, tiles]; for several ids a separate tensor, [128, tiles, ids].
+        exchanged_sbuf: the statistics that the cores swap, float32 [128, columns, statistics, tiles]. The columns are,
+            in order: one for the combined statistics, one per block of the window, as many for the other core, and one
+            per shared block.
         received_ids_sbuf: ``picked_sbuf`` of the other core for several target ids; None for one id.
     """
 

@@ -185,7 +185,7 @@ def linear_backward_work(
 def linear_scores_forward_work(input_hbm: Any, weight_hbm: Any, targets_hbm: Any, **options: Any) -> Work:
     """Return the work of ``linear_token_scores_forward``, from the kernel's parameters.
 
-    It is that of :func:`linear_forward_work`, with the targets, log-probabilities and target logits of all ids.
+    :func:`linear_forward_work` computes it; the targets, log-probabilities and target logits of further ids are added.
     """
     ids, with_target = targets_hbm.shape[1], bool(options.pop("with_target", False))
     work = linear_forward_work(input_hbm, weight_hbm, targets_hbm, **options)

@@ -311,7 +311,7 @@ class ScoreTiles:
         return first_bank // self.group_tiles % GROUPS
 
     def _take_columns(self, group: ScoreGroup, row: Statistics, column: int) -> None:
-        """Store minus the maxima of the scores of a group in column ``column`` of ``row``, and that times the scale.
+        """Store in column ``column`` of ``row`` minus the maxima of a group's scores, and the same times the scale.
 
         Under a cap, also compute the tangents of the group.
         """

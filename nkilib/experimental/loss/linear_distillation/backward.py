@@ -110,8 +110,9 @@ class LabelColumns:
 
 @dataclass(frozen=True)
 class _UpstreamColumns:
-    """The upstream gradients, and the forward's moment, per position: float32 [128, tiles] each, 0 at ignored
-    positions.
+    """The upstream gradients, and the forward's moment, per position: float32 [128, tiles] each.
+
+    All but the labels are 0 at ignored positions.
 
     Attributes:
         moment_sbuf: the forward's moment: KL(student || teacher), KL(student || mixture), or 0 for KL(teacher ||

@@ -152,7 +152,7 @@ class ModelOperands(LinearOperands):
 def valid_labels(labels_sbuf: nl.NkiTensor, ignore_index: int) -> nl.NkiTensor:
     """Return a mask, uint32: 1 where a label is not ignored, else 0.
 
-    The labels are float32, in which classes are exact, and no other label rounds to ``ignore_index``.
+    A label is a class or ``ignore_index``. float32 holds classes exactly, so no other label equals ``ignore_index``.
     """
     valid_sbuf = nl.ndarray(labels_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=valid_sbuf, data=labels_sbuf, op0=nl.not_equal, operand0=float(ignore_index))

@@ -144,7 +144,7 @@ class UnroundedBiasGradient:
         return cls(gradient_hbm, sums_sbuf, free_sbuf, power, plan.keeps_logits and not has_softcap)
 
     def with_sums(self, product: LastProduct, place: TilePlace) -> LastProduct:
-        """Return ``product``, the last step of a tile of G, extended by the addition of the tile to ``sums_sbuf``.
+        """Return a copy of ``product`` that also adds the tile of G to ``sums_sbuf``; nothing is issued.
 
         The first tile of positions is stored in ``sums_sbuf`` instead of being added.
 

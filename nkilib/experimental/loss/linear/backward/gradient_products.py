@@ -185,9 +185,9 @@ class GradientProducts:
         return self.parts.plan.buffers.weight_stripes > 1
 
     def _loads_next_at(self, units: list[Unit]) -> int:
-        """Return the number of the unit of the last stripe during which X^T of the next round is loaded.
+        """Return the number of the unit, in the last stripe, during which X^T of the next round is loaded.
 
-        It is the last unit if X^T takes the memory of W, else the first one.
+        It is the last unit of the stripe if X^T takes the memory of W, else the first one.
         """
         return len(units) - 1 if self.parts.plan.buffers.shares_memory else 0
 
@@ -225,9 +225,10 @@ class GradientProducts:
             self.parts.add_input(round_, stripe, tile, weight_sbuf)
 
     def _sum_inputs(self, round_: Round, stripe: Span, unit: int, units: int) -> None:
-        """Add up dX of ``stripe`` over the cores, during the next stripe of a core's last block of classes.
+        """In the core's last block of classes, add up dX of ``stripe`` over the cores; in other blocks, do nothing.
 
-        In other blocks of classes, do nothing. Each unit of the next stripe (``unit`` of ``units``) adds some rows.
+        Call this in each unit of the next stripe: in unit number ``unit`` of ``units``. Each unit adds some rows;
+        unit 0 adds none if there are several units.
         """
         if self.parts.input_sum is None or not round_.is_last_of_core:
             return
@@ -238,9 +239,10 @@ class GradientProducts:
             self.parts.input_sum.add(round_.positions, stripe, unit - begins, units - begins)
 
     def _load_next(self, round_: Round) -> None:
-        """Load the first operands of the next round: rows, and slices of W^T, tiles of X^T or tiles of kept logits.
+        """Load the first operands of the next round: biases and class weights; and slices of W^T, tiles of X^T or tiles
+        of kept logits.
 
-        In shared memory only the first tile of X^T is loaded, because pieces of X still use the rest of the memory.
+        If X^T, X and W share memory, only the first tile of X^T is loaded: pieces of X still use the rest of it.
         """
         streams = self.parts.streams
         streams.load_rows(round_.next_classes, 0)
@@ -257,8 +259,8 @@ class GradientProducts:
     def _load_next_slices(round_: Round, slices: WeightSlices) -> None:
         """Load the first slices (:class:`.streams.WeightSlices`) of the next block of positions.
 
-        After the last block of positions, the first slices of the next block of classes are loaded, if enough of its
-        classes are known already.
+        After the last block of positions, the first slices of the next block of classes are loaded, if at least one
+        tile of its classes is known already.
         """
         if round_.next_positions is None:
             return

@@ -174,7 +174,7 @@ class BackwardPlan(BackwardGeometry):
         """Return the plan whose W^T streams for the logits (:class:`.streams.WeightSlices`); None if it does not fit or
         is of no use.
 
-        Tiles of logits are as wide as the memory for slices of W^T allows, besides the other streams.
+        Tiles of logits have the most classes with which the plan fits and the other streams have enough buffers.
         """
         is_of_use = (
             self.features > limited_resident_features(_FEATURES_OF_RESIDENT_WEIGHT)

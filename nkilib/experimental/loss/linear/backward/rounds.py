@@ -87,7 +87,7 @@ class Unit:
         tiles: the tiles of positions, counted in the block of positions, whose dX is computed.
         piece: the tiles of positions, counted in the block of positions, that the piece of X has.
         group: the number, within the stripe, of the group of tiles of dW that the product is added to.
-        loads: whether the unit needs another piece than the unit before it, which has to be loaded.
+        loads: whether the piece of X has to be loaded for this unit, because the unit before it has another one.
     """
 
     number: int
@@ -132,7 +132,8 @@ def _logit_tiles(
 
     If the scores stay (:attr:`OperandPair.scores_stay`), SBUF has as many tiles of scores as the plan opens at a time.
     If ``shared`` is None, logits plus bias have separate tiles. If ``shared`` is the tile maker of G, memory is saved:
-    logits plus bias are stored in the tiles of the tanh or in tiles of ``shared``, where that is possible.
+    under a cap, logits plus bias are stored in the tile that later gets their tanh; without a cap, in a tile of G if
+    :attr:`TileMaker.may_hold_scores`.
     """
     has_softcap, opened = pair.softcap is not None, plan.buffers.opened if pair.scores_stay else GRADIENT_SLOTS
 
@@ -165,8 +166,10 @@ class SharedBuffers:
         block: the block of G.
         transpose_banks: the banks of PSUM for transposes in the first half of a round.
         input_banks: the banks of PSUM for dX, and for transposes in the second half of a round.
-        input_gradient, input_sum, weight_gradient, bias_gradient: the objects that compute dX, its sum over the cores,
-            dW and db; None for gradients that are not wanted.
+        input_gradient: computes dX of this core; None if dX is not wanted.
+        input_sum: adds up dX over the cores; None if dX is not wanted.
+        weight_gradient: computes dW; None if dW is not wanted.
+        bias_gradient: computes db; None if db is not wanted.
         own_classes: the mask of the core's own classes in a block, for dX; None if no block has classes of the other
             core.
     """

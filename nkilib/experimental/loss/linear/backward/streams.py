@@ -46,8 +46,8 @@ class OperandPair:
         operands: X, W and the bias.
         softcap: the cap of the logits; None for none.
         lowest_bias: the value that lower biases are raised to; None if the bias stays as it is.
-        masked_score: under a cap, the value that replaces the tanh of a masked class, whose bias is raised to twice
-            this value; None if the tanh stays -1.
+        masked_score: under a cap, the score of a masked class, in place of its tanh -1; ``lowest_bias`` is then twice
+            this value. None if the score stays -1.
         scores_stay: whether the scores (the logits, or under a cap tanh(logit / cap)) are needed until a tile of the
             gradient is computed; else only until :meth:`TileMaker.open`.
     """
@@ -478,9 +478,9 @@ class BackwardStreams:
         return [range(span.first, span.end) for span in cut(tiles, self.plan.buffers.tiles_of_piece)]
 
     def load_late(self, classes: Block, at: int, positions: Span) -> None:
-        """Load the rows, and W^T or the first kept logits of ``positions``, for ``classes``.
+        """Load what a block of classes still lacks: the rows, and W^T or the first kept logits of ``positions``.
 
-        These are the last classes of a block, which are not loaded yet, from index ``at`` of the block on.
+        ``classes`` are the classes of the block that are not loaded yet, from index ``at`` of the block on.
         """
         if classes.size == 0:
             return

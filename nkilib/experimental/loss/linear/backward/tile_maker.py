@@ -158,8 +158,8 @@ class TileMaker(Protocol):
 
         Args:
             positions: the block of positions.
-            skipped: the first class of the block of classes, counted from the class that :meth:`begin` or
-                :meth:`advance` has set.
+            skipped: the number of classes from the class that :meth:`begin` or :meth:`advance` has set to the first
+                class of the block of classes.
             done, end: the fraction of the block's tiles that is prepared before the call, and after it, from 0 to 1.
         """
 

@@ -108,7 +108,7 @@ class WeightGradient:
             a sum.
         banks_psum: the banks that accumulate tiles of dW, float32 [128, 512].
         results: buffers for a group on its way to HBM, in the dtype of dW.
-        sums: float32 buffers of a group, for parts of ``sum_hbm`` and ``scratch_hbm``; empty without both.
+        sums: float32 buffers of a group, for parts of ``sum_hbm`` and ``scratch_hbm``; empty if both are None.
         scratch_hbm: float32 sums of one block of classes over the blocks of positions so far, in the layout of W; None
             for one block of positions.
         classes_of_tile: the number of classes of a tile of dW if W is [D, V].

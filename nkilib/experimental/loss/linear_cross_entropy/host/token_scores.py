@@ -158,7 +158,7 @@ class _Ids:
 
     Attributes:
         problem: the problem with ids, that is with targets [N, K].
-        rest: the same problem with one target per position, which is ignored.
+        rest: the same problem with one target per position; all these targets are ignored.
         upstream: the upstream gradients of ``rest``: of log-sum-exp and entropy alone.
         classes: the classes of the ids, [N, K], 0 for an ignored id.
         gradients: the upstream gradients g_k, [N, K], 0 for an ignored id.

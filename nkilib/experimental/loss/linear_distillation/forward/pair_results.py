@@ -126,8 +126,9 @@ def _overflown(values_sbuf: nl.NkiTensor, factor: float, inverse: float) -> nl.N
 def _logits_of_scores(launch: PairLaunch, statistics: PairStatistics, mean_sbuf: nl.NkiTensor) -> nl.NkiTensor:
     """Return ``mean_sbuf``, a mean of differences of scores, times the student's scale.
 
-    Results from ``launch.infinite`` on become infinite: a factor makes them overflow. They overflow before a scale of
-    less than 1 is applied, and after a scale of more than 1. So the factor stays below 2^121 for all scales.
+    A mean difference of logits, before the temperature, from ``launch.infinite`` on becomes infinite: a factor makes it
+    overflow. If ``student.unit``, which turns scores into logits, is less than 1, the factor multiplies the mean of
+    scores, else the mean of logits. So, and as units differ by at most 1e12, the factor stays below 2^121.
     """
     unit, temperatures = launch.student.unit, statistics.temperatures
     if unit < 1.0:

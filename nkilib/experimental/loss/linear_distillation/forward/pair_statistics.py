@@ -185,8 +185,8 @@ class PairStatistics:
         picked_sbuf: the student's scores at the labels in this core's classes, float32 [128, tiles]; None if no label
             is wanted.
         exchanged_sbuf: the statistics that the cores exchange, float32 [128, columns, statistics, tiles]. The columns
-            are: 0 for the combined statistics and one per block of the window; the same of the other core; one per
-            shared block.
+            are, in order: one for the combined statistics, one per block of the window, as many for the other core, and
+            one per shared block.
         temperatures: the temperatures of the positions; None if all have the temperature of the launch.
     """
 

@@ -15,7 +15,7 @@ maximum too.
 
 Vector has the most work, four passes over a pair of tiles for a Kullback-Leibler divergence; so Scalar computes
 exponentials and tangents, and GpSimd the differences of scores (:class:`PairTiles`). Vector's sums over a pair need
-both, so they are issued only after the maxima of the next pair: :class:`WaitingPasses`.
+the results of both engines, so they are issued only after the maxima of the next pair: :class:`WaitingPasses`.
 
 A group has one pair without a softcap, and several pairs with one, because Scalar loads a table whenever it changes
 from tanh to exp.
@@ -462,7 +462,7 @@ class PairTiles:
     ) -> None:
         """Compute first - second in the student's unit.
 
-        One tensor is the teacher's, the first if ``scales_first``, else the second; it is multiplied by the ratio.
+        The teacher's tensor is the first if ``scales_first``, else the second; it is multiplied by the ratio.
         """
         if self.ratio_sbuf is not None:
             multiply_by_column(dst_sbuf, first_sbuf if scales_first else second_sbuf, self.ratio_sbuf)

@@ -409,7 +409,7 @@ def pair_gradients_and_bounds(
     Args:
         problem: the problem with operands in the dtype of the products: rounded to it if the kernel rounds them.
         upstream, classes: see ``pair_backward_reference``.
-        errors: the errors of the statistics that the kernel received; None if it received those of ``upstream``.
+        errors: by how much the statistics that the kernel received may differ from those in ``upstream``; None for 0.
         input_dtype, weight_dtype: the dtypes of dX and dW; None for the dtype of the products.
     """
     student = problem.student

@@ -269,7 +269,7 @@ def moment_of(problem: PairProblem, pair: Distributions) -> Float64Array:
 def divergence_gradient(problem: PairProblem, moment: npt.NDArray[Any], pair: Distributions) -> Float64Array:
     """Return the gradient of an unweighted divergence with respect to the student's z, [R, V].
 
-    For a class that is masked in the student the gradient is 0; for beta 0 it is -P.
+    For a class that is masked in the student the gradient is 0 if beta is more than 0, and -P if beta is 0.
     """
     if problem.beta == 0.0:
         return pair.student - pair.teacher
