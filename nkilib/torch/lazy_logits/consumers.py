@@ -140,7 +140,7 @@ def _loss(logits: LazyLogits, form: Form, target: Tensor, loss: _Loss, return_ou
     nkilib's function.
 
     Args:
-        logits: the lazy logits; their call has the options of the output layer.
+        logits: the lazy logits. ``logits.call.options`` may add label smoothing and z-loss.
         form: the form to use in place of the logits' own; it may have a further cap or temperature.
         target: the class indices.
         loss: the options of the loss.
