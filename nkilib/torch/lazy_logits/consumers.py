@@ -503,7 +503,7 @@ def _kl_div(
 ) -> Tensor | None:
     """Return torch's ``kl_div`` of the lazy log-probabilities of a student (``input``) and a teacher (``target``).
 
-    The result is None for other arguments, such as a target that is not logarithmic.
+    The result is None for other arguments, such as ``log_target=False`` or the reduction ``"none"``.
     """
     if size_average is not None or reduce is not None or not log_target or not isinstance(target, LazyLogits):
         return None
