@@ -39,7 +39,7 @@ def _targets(logits: Tensor, labels: Tensor | None, shift_labels: Tensor | None,
     The classes are ``shift_labels`` if given, else the labels of the next positions, with ``ignore_index`` at the end.
 
     Raises:
-        ValueError: neither labels nor targets are given, or their number differs from the number of positions.
+        ValueError: neither labels nor shift_labels are given, or their number is not the number of positions.
     """
     targets, positions = shift_labels, logits.shape[:-1]
     if targets is None:

@@ -140,7 +140,7 @@ def _loss(logits: LazyLogits, form: Form, target: Tensor, loss: _Loss, return_ou
     nkilib's function.
 
     Args:
-        logits: the lazy logits; their call has the options of the output layer.
+        logits: the lazy logits. ``logits.call.options`` may add label smoothing and z-loss.
         form: the form to use in place of the logits' own; it may have a further cap or temperature.
         target: the class indices.
         loss: the options of the loss.
@@ -503,7 +503,7 @@ def _kl_div(
 ) -> Tensor | None:
     """Return torch's ``kl_div`` of the lazy log-probabilities of a student (``input``) and a teacher (``target``).
 
-    The result is None for other arguments, such as a target that is not logarithmic.
+    The result is None for other arguments, such as ``log_target=False`` or the reduction ``"none"``.
     """
     if size_average is not None or reduce is not None or not log_target or not isinstance(target, LazyLogits):
         return None

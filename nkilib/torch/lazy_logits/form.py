@@ -74,7 +74,7 @@ class Term:
 def _near(number: float) -> float:
     """Return the number, or exactly 1 if it differs from 1 only by rounding.
 
-    The scale in c * tanh(x / c) is the product of 1 / c and c, which may be rounded.
+    The form of c * tanh(x / c) has the scale (1 / c) * c, which may be rounded.
     """
     return 1.0 if abs(number - 1.0) < 1e-12 else number
 
@@ -89,15 +89,15 @@ class Form:
         classes: the number of classes of the logits, which are the first classes of the layer.
         scale: multiplies x.
         cap: None for z = scale * x; else z = cap * tanh(scale / cap * x), as ``logit_softcap`` of
-            :func:`nkilib.torch.linear_cross_entropy`. Right after a tanh, the cap is 1, until a factor multiplies it.
+            :func:`nkilib.torch.linear_cross_entropy`. A tanh sets the cap to 1, and a later factor multiplies it.
         temperatures: None, or a float32 tensor without gradient: of no dimensions, or of the shape of the logits with
             one class, for a temperature of each position.
         dtype: the dtype that the computed logits have.
         kind: the function of the logits over the classes.
         factor: multiplies the function; 1 for the logits themselves.
         is_detached: whether no gradient flows back from the logits.
-        placed: the kind of tensor that the computed logits would be. In every kind, ``classes`` counts the classes of
-            all ranks, and the hidden states are plain tensors.
+        placed: the kind of tensor that the computed logits would be. Even for a DTensor, ``classes`` counts the classes
+            of all ranks, and the hidden states are plain tensors.
     """
 
     terms: tuple[Term, ...]

@@ -120,8 +120,9 @@ class HeadCall:
         mode: the mode of the call.
         versions: the version counters of the hidden states and of the parameters, which count changes in place; None in
             a traced graph, which cannot read them.
-        results: references to the lazy logits that come from the call; none in a traced graph.
-        num_results: how many lazy logits have come from the call.
+        results: references to the lazy logits that the call returned or that functions made from them; none in a traced
+            graph.
+        num_results: how many such lazy logits there have been, those of a traced graph included.
     """
 
     options: FusedOptions
@@ -132,7 +133,7 @@ class HeadCall:
     num_results: int = 0
 
     def live_results(self) -> list[LazyLogits]:
-        """Return the lazy logits that come from this call of the layer, also by later functions, and still exist."""
+        """Return the lazy logits in :attr:`results` that have not been freed."""
         return [logits for reference in self.results if (logits := reference()) is not None]
 
     def stock_logits(self) -> Tensor:

@@ -34,7 +34,8 @@ class Place:
     """The place in the user's code where logits were computed.
 
     Attributes:
-        function: the name of the function or method that needed the logits, or the reason.
+        function: the name of the function or method that needed the logits; or "the output layer", with the reason why
+            it computed them itself.
         file, line: the place of the call, in code outside of torch and nkilib.
     """
 
@@ -125,7 +126,7 @@ class FusedOptions:
         """Record that logits are computed, and warn once for each place, or raise an error, as ``on_compute`` says.
 
         Args:
-            function: the function that needs the logits, or the reason.
+            function: see :class:`Place`.
             num_bytes: the bytes of the logits.
             is_training: whether the layer is in training.
 

@@ -397,8 +397,8 @@ def _capped(form: Form) -> Form | None:
 
 @_records("add", "__add__", "__radd__")
 def _added(form: Any, other: Any, *, alpha: float = 1) -> Form | None:
-    """Return the form of the sum of two forms that are products: one form with the terms of both; None for other
-    summands.
+    """Return the form of the sum of two forms without cap and temperatures: one form with the terms of both. The result
+    is None for other summands.
     """
     if not isinstance(form, Form) or not isinstance(other, Form) or alpha != 1:
         return None

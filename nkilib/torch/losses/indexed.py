@@ -233,8 +233,8 @@ def indexed_loss(
         losses: a function that returns the shape of losses that are not reduced.
         backward: the names of the backward's inputs, in order: inputs of the forward, tensors that it saved, and
             ``"grad_loss"``.
-        arguments: a function that returns further keyword arguments of both kernels, or replacements of inputs and
-            options, such as class indices in int32.
+        arguments: a function that returns keyword arguments of both kernels. They replace those made from inputs and
+            options: for instance ``targets_hbm``, the class indices in int32, replaces the target as it was passed.
         check_values: a function that raises an error if indices are out of range, called on the CPU only.
         saved: the outputs of the forward that only the backward needs.
         may_overwrite: whether the backward can write the gradient over the first input.

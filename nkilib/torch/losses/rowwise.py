@@ -49,8 +49,8 @@ class Rows:
     def of(cls, tensor: Tensor) -> Rows:
         """Return the memory order of the rows of a tensor of one or more dimensions.
 
-        If the last dimension is not the innermost one in memory, the order of the dimensions is returned, and
-        :meth:`matrix` will copy the tensor.
+        If the last dimension is not the innermost one in memory, the result has the dimensions in the tensor's own
+        order, and :meth:`matrix` will copy the tensor.
         """
         last, order = tensor.dim() - 1, stored_order(tensor)
         lead = order[:-1] if order[-1] == last else tuple(range(last))
@@ -250,8 +250,7 @@ def rowwise_loss(
     names of tensors and options.
 
     Args:
-        caller: the names of the loss and of its first tensor, for messages, and the function that messages recommend
-            instead, by :func:`~nkilib.torch.dispatch.checks.counterpart`.
+        caller: the name of the loss, with the words for messages.
         inputs: the names of its tensors.
         options: the defaults of the kernels' options other than the reduction, by name.
         forward_alone: the options that the backward does not take.

@@ -157,7 +157,7 @@ def install(devices: Sequence[str] = ("neuron",)) -> Undo:
     - ``ChunkedLossWrapper`` around ``DAPOLoss`` or ``GRPOLoss`` of ``torchtitan.experiments.rl`` passes the loss
       log-probabilities and entropies of :func:`nkilib.torch.linear_token_scores`;
     - ``cross_entropy_loss`` and ``compute_logprobs`` are those of :mod:`nkilib.torch.torchtitan`, in every module of
-      TorchTitan that has imported one by name too. A ``CrossEntropyLoss`` that was built before keeps what it had.
+      TorchTitan that has imported one by name too. A ``CrossEntropyLoss`` that was built before keeps the old function.
 
     ``ChunkedLossWrapper`` stays TorchTitan's own around any other loss, with tensor parallelism, and with an output
     layer that is not a plain ``Linear`` of 16 to 16,384 features in a dtype of the kernels. So do its subclasses.

@@ -191,7 +191,7 @@ class LinearCrossEntropyLoss:
     def __call__(
         self, pred: Tensors, labels: Tensors, global_valid_tokens: Tensor | float | None = None, **kwargs: Any
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the sum over all valid tokens, divided by their number on all ranks, and no metrics.
+        """Return the sum of the losses of this rank's valid tokens, divided by ``global_valid_tokens``, and no metrics.
 
         Args:
             pred: hidden states [..., D], the input of the output layer; bfloat16, float16 or float32; or a tuple of at
@@ -201,7 +201,7 @@ class LinearCrossEntropyLoss:
             kwargs: ignored, as in TorchTitan.
 
         Returns:
-            A float32 scalar tensor, for the tokens of this rank.
+            The loss, a float32 scalar tensor, and an empty dict.
 
         Raises:
             RuntimeError: no output layer is set.

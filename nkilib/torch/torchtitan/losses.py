@@ -101,9 +101,7 @@ def _ranks_of_vocabulary(logits: Tensor, group: dist.ProcessGroup | None) -> dis
 
 
 def _check_whole(noun: str, logits: Tensor, global_vocab_size: int | None) -> None:
-    """Check that the logits have all classes, ``global_vocab_size``, because no group of ranks with other classes is
-    known.
-    """
+    """Check that the logits have ``global_vocab_size`` columns, if that is given: no rank with others is known."""
     if global_vocab_size in (None, logits.shape[-1]):
         return
     has = f"has {logits.shape[-1]} of global_vocab_size={global_vocab_size} classes, and"
@@ -194,7 +192,7 @@ def compute_logprobs(
         A float32 tensor of the shape of ``labels``, in nats.
 
     Raises:
-        ValueError: ``global_vocab_size`` does not match the columns, and the ranks that have the others are not known.
+        ValueError: ``global_vocab_size`` is not the number of columns, and no group with the other columns is known.
         TypeError, RuntimeError, IndexError, NotImplementedError: see :func:`nkilib.torch.token_scores`.
     """
     check_flags("compute_logprobs", return_entropy=return_entropy)

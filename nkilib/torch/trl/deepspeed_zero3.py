@@ -64,7 +64,7 @@ _Saved: TypeAlias = Tensor | _OfParameter
 
 @dataclass(frozen=True)
 class _Parameters:
-    """Gathered weights and biases, with the saved-tensor hooks that replace tensors in their memory by placeholders.
+    """Gathered weights and biases, with hooks that replace saved tensors that share their memory by placeholders.
 
     Attributes:
         tensors: the weights, and the biases that exist.

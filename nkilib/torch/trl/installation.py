@@ -139,8 +139,8 @@ def _differences(function: Function, own: Any) -> list[str]:
 
 
 def _located(function: Function, faults: list[str]) -> PatchedFunction | None:
-    """Return the location of a function; None if TRL's installed function is not as expected. The differences are added
-    to ``faults``, one clause each.
+    """Return the location of a function; None if the installed TRL does not define it. Every difference from the
+    supported release of TRL is added to ``faults``, as a clause.
     """
     try:
         utils, module = import_module(_UTILS), import_module(function.module)

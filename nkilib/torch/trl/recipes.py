@@ -78,7 +78,7 @@ class Head(NamedTuple):
 
 class _Rounded(torch.autograd.Function):
     """An autograd function that rounds a bias to the values of another dtype and returns them as float32. Its gradient
-    is not rounded.
+    has the bias's own dtype.
     """
 
     @staticmethod
@@ -94,7 +94,7 @@ class _Rounded(torch.autograd.Function):
 def rounded(bias: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a bias with its values rounded to ``dtype``, in float32, as TRL's token scores use it.
 
-    A bias of ``dtype`` is returned unchanged. The gradient with respect to the bias is not rounded.
+    A bias of ``dtype`` is returned unchanged. The gradient is not rounded to ``dtype``.
     """
     if bias.dtype == dtype:
         return bias
@@ -147,10 +147,10 @@ class ScoreRecipe:
 
     def results(self, operands: Operands) -> TokenResults:
         """Return TRL's five results [N]: log-probability and entropy, which are differentiable, log of the sum of
-        squared probabilities, mean logit, and whether the target has the largest logit.
+        squared probabilities, mean logit, and whether the target has the largest logit; None if not in ``outputs``.
 
         Args:
-            operands: hidden states [N, D], weight [V, D], bias [V], and targets [N], int64.
+            operands: hidden states [N, D], weight [V, D], bias [V] or None, and targets [N], int64.
 
         Raises:
             TypeError, ValueError, RuntimeError, IndexError, NotImplementedError: see

@@ -10,6 +10,6 @@ some kernels:
 - ``linear_cross_entropy``, ``linear_token_scores``, ``linear_distillation``: losses from hidden states and output
   weights;
 - ``distillation``, ``log_probabilities``, ``margins``, ``ctc``: losses with loops of their own;
-- ``elementwise``, ``rowwise``: the losses of the skeletons, from their registry entries;
+- ``elementwise``, ``rowwise``: elementwise and row-wise losses, from their registry entries;
 - ``softmax``: softmax and log-softmax.
 """

@@ -210,7 +210,7 @@ class Case(Step):
     """A launch of a kernel of the library, as a step of the verification.
 
     Attributes:
-        sizes: the numbers of positions and classes of the logits.
+        sizes: the rows and columns of the inputs, such as positions and classes, which the report shows.
         kernel: the kernel that ``nki.jit`` returned.
         arguments: a function that makes the arguments by name, the same ones every time.
         names: the names of the returned tensors, in order, or a function from the arguments to these names.

@@ -112,7 +112,7 @@ class Figure(Step):
         timed: the launch.
         base: the launch whose time is subtracted. None means an empty launch; it is subtracted only from times on the
             wall clock, which include the time around a launch.
-        times: how often ``timed`` does the work in addition to ``base``; the difference is divided by this number.
+        times: how often ``timed`` does the work minus how often ``base`` does it; the time difference is divided by it.
         published_seconds: a published time of the same work; None if there is none.
         within: the largest accepted ratio of the times of device and model, in either direction.
     """

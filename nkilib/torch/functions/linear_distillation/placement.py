@@ -130,8 +130,8 @@ def _of_own_classes(
 ) -> DistillationArguments:
     """Return the arguments for a rank that has a part of the classes and all positions.
 
-    Tensors with one number per position must be the same on all ranks. The teacher's layer is cut to the classes of the
-    student's shard.
+    Tensors with one number per position must be the same on all ranks. The teacher's weight and bias are cut to the
+    classes of the student's shard if they are DTensors; if they are plain, they must have these classes already.
     """
     names = arguments.teacher.names
 
@@ -169,11 +169,11 @@ def _of_own_classes(
 def plain_arguments(caller: Caller, arguments: DistillationArguments, group: Any) -> PlacedArguments:
     """Return the arguments without DTensors.
 
-    If the hidden states are replicated, and one dimension of the mesh shards the classes of the student's weight, the
-    vocabulary is sharded. If the hidden states are plain, they are those of this rank's own tokens, as under FSDP2: a
-    weight that is a DTensor is gathered, and its gradient averaged over the ranks. If the vocabulary is sharded, the
-    teacher's weight in the result has the classes of this rank's student weight; a DTensor is gathered for that only if
-    this rank's shard of it has other classes.
+    The vocabulary is sharded if a plain student's weight comes with ``group``, or if the hidden states are a replicated
+    DTensor and one dimension of the mesh shards the classes of the student's weight. The teacher's weight in the result
+    then has the classes of this rank's student weight; a DTensor is gathered for that only if this rank's shard of it
+    has other classes. If only weights are DTensors, the hidden states are those of this rank's own tokens: the weights
+    are gathered, and the gradient of the student's is averaged over the ranks, as by FSDP2.
 
     Raises:
         NotImplementedError: an unsupported placement; the message names the placements to redistribute to.

@@ -131,11 +131,11 @@ def entropy_term(own: ShardResults, student: Share) -> Tensor:
 
 
 def divergence_term(own: ShardResults, student: Share, teacher: Share, beta: float) -> Tensor:
-    """Return this shard's summand of KL(teacher || student), or of KL(student || teacher).
+    """Return this shard's summand of KL(teacher || student) if ``beta`` is 0, or of KL(student || teacher) if it is 1.
 
-    For shares p and q of the shard in both softmaxes, the divergence between shards has the summand p log(p / q) - p +
-    q. It is never negative, and the added -p + q cancels in the sum over shards, because shares add up to 1. So the
-    rounding of shares does not affect the small divergence of similar models.
+    The chain rule of the module has the term p log(p / q), for the shard's shares p and q of the first and the second
+    model. It is computed as p log(p / q) - p + q, which is never negative. The added -p + q cancels in the sum over
+    shards, because shares add up to 1. So rounded shares do not affect the small divergence of similar models.
     """
     of, other = (teacher, student) if beta == 0.0 else (student, teacher)
     distance = of.value - other.value
@@ -160,7 +160,8 @@ class Mixed(NamedTuple):
 def mixed(sums: MixtureSums, beta: float) -> Mixed:
     """Return the generalized Jensen-Shannon divergence of each position, from sums over all shards.
 
-    The probabilities are exp(z - lse) with a rounded lse; dividing by their sum removes the rounding error.
+    The sums are of probabilities exp(z - lse) with a rounded lse. Dividing by ``student_mass`` or ``teacher_mass``,
+    which would be 1 without rounding, removes the error.
     """
     of_student = sums.student_terms / sums.student_mass
     of_teacher = sums.teacher_terms / sums.teacher_mass
@@ -375,7 +376,7 @@ def vocab_parallel_divergence(
     Args:
         caller: the function that error messages name.
         operands: this rank's operands.
-        recipe: the numbers of both models and of the loss.
+        recipe: the options that define both models' logits and the loss.
         labels: the label of ignored positions.
         wanted: whether the log-probability is requested.
         shards: the shards of all ranks.

@@ -89,9 +89,9 @@ def plain_arguments(
 ) -> PlacedArguments:
     """Return the arguments without DTensors.
 
-    If the hidden states are replicated, and one dimension of the mesh shards the classes of the weight, the vocabulary
-    is sharded. If the hidden states are plain, they are those of this rank's own tokens, as under FSDP2: a weight that
-    is a DTensor is gathered, and its gradient averaged over the ranks, as FSDP2 does.
+    The vocabulary is sharded if a plain weight comes with ``group``, or if the hidden states are a replicated DTensor
+    and one dimension of the mesh shards the classes of the weight. If only the weight is a DTensor, the hidden states
+    are those of this rank's own tokens: the weight is gathered, and its gradient averaged over the ranks, as by FSDP2.
 
     Raises:
         TypeError: an argument is not a tensor.

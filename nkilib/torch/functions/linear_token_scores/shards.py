@@ -66,7 +66,7 @@ def _log_probability(statistics: VocabularyStatistics, target: Tensor, options: 
 
 
 def _statistics(own: ShardScores) -> ShardStatistics:
-    """Return those results of a shard that :class:`ShardStatistics` has too."""
+    """Return the shard's scores as :class:`ShardStatistics`; fields that ``own`` does not have are empty."""
     nothing = own.maximum.new_empty(0)
     return ShardStatistics(own.maximum, own.log_sum, own.target_logit, nothing, nothing, own.argmax, own.entropy)
 

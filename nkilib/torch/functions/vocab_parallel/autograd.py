@@ -148,8 +148,8 @@ def combined_results(
 def with_weight_sum(call: Call, weight_sum: Tensor | None) -> Call:
     """Return the call of the backward, changed so that label smoothing uses the sum of the class weights of all ranks.
 
-    The kernel takes this sum as a Python number, and reading the tensor would wait for the device. So the effect of the
-    sum is added to the gradient of the log-sum-exp.
+    The kernel takes this sum as a Python number, and reading the tensor would wait for the device. So the kernel gets
+    the sum 0, and the effect of the true sum is added to the upstream gradient of the log-sum-exp, ``grad_lse``.
     """
     smoothing = call.options["label_smoothing"]
     if weight_sum is None or smoothing == 0.0:

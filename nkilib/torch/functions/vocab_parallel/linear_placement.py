@@ -49,7 +49,7 @@ def spread_of_classes(caller: Caller, of_weight: Caller, linear_weight: DTensor)
 
     Args:
         caller: the function that error messages name.
-        of_weight: the caller with the weight as its first argument, for errors about the weight.
+        of_weight: the same function, with words for the weight, for errors about the weight.
         linear_weight: the weight, sharded by classes over one dimension of its mesh.
 
     Raises:
@@ -100,7 +100,7 @@ def local_layer(
 
     Args:
         caller: the function that error messages name.
-        of_weight: the caller with the weight as its first argument, for errors about the weight.
+        of_weight: the same function, with words for the weight, for errors about the weight.
         linear_weight: the weight of the arguments.
         layer_arguments: the arguments of the call.
 

@@ -85,8 +85,8 @@ def save_for_backward(
     """Save the tensors for the backward of a shard, and tell autograd which results are constants.
 
     Args:
-        ctx: the context of a function whose first arguments are the inputs of the forward operator of the whole weight.
-        derivative: the derivative of that operator, computed by the operators of a shard.
+        ctx: the context of an autograd function whose ``apply`` takes first the inputs of the forward operator.
+        derivative: the derivative that joins this forward operator with the backward operators of a shard.
         tensors: the inputs and results of the forward, by name.
         options: the options of the operators.
         returned: the differentiable results, by name.
@@ -115,7 +115,7 @@ def gradients_of_shard(ctx: Any, derivative: Derivative, call: Call, has_upstrea
 
     Args:
         ctx: the context in which :func:`save_for_backward` saved the tensors.
-        derivative: the derivative of the forward operator.
+        derivative: the same as for :func:`save_for_backward`.
         call: the call of the backward, with upstream gradients.
         has_upstream: whether any upstream gradient is given; if not, nothing has to be computed.
     """

@@ -122,7 +122,7 @@ def shards_of_ranks(
     """Return the shards that this rank's arguments describe.
 
     Args:
-        caller: the function that error messages name, with its name for the tensor that is split over the ranks.
+        caller: the function that error messages name; its ``input`` and ``noun`` describe the tensor that is split.
         width: the number of columns of this rank, padding included.
         place: this rank's place in the group.
         num_classes: V, if all ranks have ``width`` columns and the columns from V on are padding; None: there is no
@@ -305,8 +305,10 @@ def _is_given(values: Tensor, maximum: Tensor) -> bool:
 
 
 def _factor_sum(own: ShardStatistics, shards: VocabularyShards, class_weight: Tensor | None, soft: bool) -> Tensor:
-    """Return the sum over the shard's classes of f, the factor in ``distance_sum`` (:class:`ShardStatistics`): [N], or
-    one number without dimensions.
+    """Return the sum over the shard's classes of f, the factor in ``distance_sum`` (:class:`ShardStatistics`).
+
+    It is [N] for class probabilities (``soft``), else one number: the sum of the class weights, or without them the
+    number of classes.
     """
     if soft:
         return own.position_weight
@@ -414,8 +416,8 @@ def combined_statistics(
         options: the options of the loss.
         target: class indices, or class probabilities of this rank's classes.
         claims: further values that must be equal on all ranks, by name.
-        further: a function that returns this rank's summands of further sums over the ranks, [N] by name, from the
-            distances [N] of this rank's maxima below those of all ranks.
+        further: a function for further sums over the ranks. Its argument is the maxima over all ranks minus this
+            rank's maxima, [N]. It returns this rank's summands, [N] each, by the name of the sum.
 
     Raises:
         ValueError: the ranks do not see the same shards or options, or seem to have the same whole vocabulary. It is
