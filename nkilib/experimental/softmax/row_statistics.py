@@ -51,7 +51,8 @@ class Lines:
 
     Attributes:
         kind: softmax or log-softmax.
-        neg_max_psum, sums_psum: -m and d of each part, [1, rows, parts].
+        neg_max_psum: -m of each part, [1, rows, parts].
+        sums_psum: d of each part, [1, rows, parts].
         weights_sbuf: (m of the part) - (m of the row), then the exponential of this difference, [1, rows, parts].
         row_neg_max_sbuf: -m of each row, [1, rows].
         divisor_sbuf: d of each row, then log d, or 1 / d for softmax, [1, rows].

@@ -308,7 +308,7 @@ def _forward(
 ) -> tuple[dict[str, jax.Array], Saved]:
     """Return the results, and the values that the backward needs: the forward of ``jax.custom_vjp``.
 
-    The arguments have ``symbolic_zeros``: ``perturbed`` tells whether an argument is differentiated.
+    With ``symbolic_zeros``, each argument has a ``value``, and ``perturbed``: whether it is differentiated.
     """
     needed = Needed(input.perturbed, linear_weight.perturbed, linear_bias is not None and linear_bias.perturbed)
     if class_weight is not None and class_weight.perturbed:

@@ -359,9 +359,9 @@ class _Forward:
     sums: Sums
 
     def begin(self, targets: TargetTile, dtype: nl.DType) -> Chosen:
-        """Return tiles that :meth:`choose` fills: elements 0 at ignored positions, else NaN; all weights 0.
+        """Return tiles that :meth:`choose` fills: elements 0 at ignored positions, else NaN; class weights, at first 0.
 
-        NaN remains where the target is out of range. Without class weights, the weights are already 1 or 0 (ignored).
+        NaN remains where the target is out of range. Without class weights, the weights are 1 or 0 (ignored) already.
         """
         shape = targets.classes_sbuf.shape
         values_sbuf = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)

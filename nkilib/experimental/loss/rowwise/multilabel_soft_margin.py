@@ -406,7 +406,8 @@ class _Terms(NamedTuple):
     """The soft and the hard term of each element, without the weight.
 
     Attributes:
-        soft, hard: s = softplus(-|x|) and h = x ([x > 0] - t), for the input x and the target t.
+        soft: softplus(-|x|), for the input x.
+        hard: x ([x > 0] - t), for the input x and the target t.
     """
 
     soft: Float64Array

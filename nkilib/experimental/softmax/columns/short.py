@@ -91,7 +91,8 @@ class ShortLoop:
         result: the tiles of the result, which may be the tiles of the first input.
         stages: the stages in the order in which a step issues them, each as (steps after the start of the piece,
             function that issues the stage for a piece).
-        loaded, stored: the numbers of windows whose loads, and whose stores, have been issued.
+        loaded: the number of windows whose loads have been issued.
+        stored: the number of windows whose stores have been issued.
         under_way: at index i, the piece that started i steps ago; None if no piece started then.
     """
 

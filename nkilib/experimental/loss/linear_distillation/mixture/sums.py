@@ -442,7 +442,8 @@ class MixtureResults:
     p and q are the probabilities of teacher and student, M is that of the mixture.
 
     Attributes:
-        student_terms_hbm, teacher_terms_hbm: sums of q log(q / M) and of p log(p / M) over the classes of the shard.
+        student_terms_hbm: sums of q log(q / M) over the classes of the shard.
+        teacher_terms_hbm: sums of p log(p / M) over them.
         student_mass_hbm, teacher_mass_hbm: sums of q and of p.
     """
 
@@ -514,7 +515,7 @@ class MixtureDivergences:
     negative.
 
     Attributes:
-        divergence_sbuf: beta KL(teacher || mixture) + (1 - beta) KL(student || mixture), not weighted.
+        divergence_sbuf: beta KL(teacher || mixture) + (1 - beta) KL(student || mixture), without row weights.
         moment_sbuf: KL(student || mixture).
     """
 
@@ -546,8 +547,8 @@ class MixtureStore:
 
     Attributes:
         launch: the launch of the kernel.
-        divergence_hbm, moment_hbm: the divergence and the moment KL(student || mixture) of each position, float32 [N]
-            in HBM.
+        divergence_hbm: the divergence of each position, times its row weight, float32 [N].
+        moment_hbm: the moment KL(student || mixture) of each position, float32 [N].
     """
 
     launch: PairLaunch

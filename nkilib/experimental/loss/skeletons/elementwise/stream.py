@@ -67,7 +67,8 @@ class FlatTile:
     Attributes:
         number: the index of the tile among all tiles of the launch.
         first: the index of the tile's first element.
-        rows, columns: the number of partitions, and of elements per partition.
+        rows: the number of partitions.
+        columns: the number of elements per partition.
     """
 
     number: int
