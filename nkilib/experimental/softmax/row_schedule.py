@@ -181,7 +181,7 @@ class _Run:
                 self.stored_batches, self.stored_pieces = due.number + 1, 0
 
     def _is_free(self, number: int, piece: RowPiece) -> bool:
-        """Return whether the place of a piece is free: the results of the earlier batch in it are stored."""
+        """Return whether a piece may be loaded: the stores of the results that its place held are issued."""
         before = number - self.stages.batches_on_chip
         if before < self.stored_batches:
             return True

@@ -51,7 +51,8 @@ class Lines:
 
     Attributes:
         kind: softmax or log-softmax.
-        neg_max_psum, sums_psum: -m and d of each part, [1, rows, parts].
+        neg_max_psum: -m of each part, [1, rows, parts].
+        sums_psum: d of each part, [1, rows, parts].
         weights_sbuf: (m of the part) - (m of the row), then the exponential of this difference, [1, rows, parts].
         row_neg_max_sbuf: -m of each row, [1, rows].
         divisor_sbuf: d of each row, then log d, or 1 / d for softmax, [1, rows].
@@ -140,8 +141,8 @@ class RowStatistics:
         neg_max_sbuf: -m_k, then m_k - m, then exp(m_k - m), and at last, if exponentials of pieces are kept,
             exp(m_k - m) / d: [partitions, rows per partition, pieces of a row].
         sums_sbuf: s_k, then s_k * exp(m_k - m), of the same shape.
-        row_neg_max_sbuf: -m, [partitions, rows per partition]; m of the row's elements in the partition until
-            :meth:`bring_back`.
+        row_neg_max_sbuf: -m, [partitions, rows per partition]. Until :meth:`bring_back`, m is the maximum of the row's
+            elements in the partition only.
         divisor_sbuf: log d, or 1 / d for softmax, [partitions, rows per partition].
         total_sbuf: d of the row's elements in the partition, [partitions, rows per partition].
         lines: from :meth:`sum_pieces` on, the statistics of rows that lie on several partitions; else None.

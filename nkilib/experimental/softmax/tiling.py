@@ -56,9 +56,9 @@ def choose_softmax_tiling(
 
     If the dimensions after the axis have more than one element, the result is ``SoftmaxTiling()``, and the kernel
     chooses the tiling itself. Otherwise the axis gives rows, and the result differs from the kernel's default if the
-    rows of one of two cores would leave partitions idle. A row is then spread over 2, 4, ... or 128 partitions, as many
-    as still hold all rows of the core at once with at least 192 elements of a row on each partition. Rows of less than
-    2,048 elements in a forward, or 1,000 in a backward, are not spread.
+    rows, divided over two cores, would leave partitions idle. A row is then spread over 2, 4, ... or 128 partitions, as
+    many as still hold all rows of the core at once with at least 192 elements of a row on each partition. Rows of less
+    than 2,048 elements in a forward, or 1,000 in a backward, are not spread.
 
     The rounding of results depends on the tiling, and so on the type, the size of the axis and the number of rows. Pass
     ``partitions_per_row=None`` to the kernel for results whose bits do not depend on the number of rows.

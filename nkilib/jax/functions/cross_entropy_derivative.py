@@ -296,7 +296,7 @@ def _forward(
 ) -> tuple[dict[str, jax.Array], Saved]:
     """Return the results of the loss, and the values that the backward needs: the forward of ``jax.custom_vjp``.
 
-    The arguments have ``symbolic_zeros``: ``perturbed`` tells whether an argument is differentiated.
+    With ``symbolic_zeros``, each argument has a ``value``, and ``perturbed``: whether it is differentiated.
     """
     weight, divisors = (None if argument is None else argument.value for argument in (class_weight, temperature))
     needed = Needed(logits.perturbed, target.perturbed, class_weight is not None and class_weight.perturbed)

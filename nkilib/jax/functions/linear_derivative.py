@@ -280,8 +280,8 @@ def _results(
 ) -> dict[str, jax.Array]:
     """Return the results of the forward kernel by name.
 
-    ``logprob`` replaces the kernel's ``target_logit``, and the kernel's ``loss`` if the recipe is for scores. Loss and
-    ``logprob`` of targets out of range are NaN.
+    ``logprob`` replaces the kernel's ``target_logit`` if that is wanted; else, in a recipe for scores, it replaces the
+    kernel's ``loss``, which is -logprob. Loss and ``logprob`` of targets out of range are NaN.
     """
     rows = {"input": input, "target": _kernel_target(target), "temperature": temperature}
     results = _kernel_results(recipe, None, rows, _shared(linear_weight, linear_bias, class_weight))
@@ -308,7 +308,7 @@ def _forward(
 ) -> tuple[dict[str, jax.Array], Saved]:
     """Return the results, and the values that the backward needs: the forward of ``jax.custom_vjp``.
 
-    The arguments have ``symbolic_zeros``: ``perturbed`` tells whether an argument is differentiated.
+    With ``symbolic_zeros``, each argument has a ``value``, and ``perturbed``: whether it is differentiated.
     """
     needed = Needed(input.perturbed, linear_weight.perturbed, linear_bias is not None and linear_bias.perturbed)
     if class_weight is not None and class_weight.perturbed:

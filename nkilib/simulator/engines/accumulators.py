@@ -156,7 +156,7 @@ class VectorAccumulation:
             self._initial = column(self.initial, slice(0, len(self._partial))).reshape(-1)
 
     def start(self, rows: slice) -> Float32s:
-        """Return the start values of ``rows``: a copy of the registers, the initial value or the operator's identity.
+        """Return the start values of ``rows``: by command, the registers, the initial value or the operator's identity.
 
         Raises:
             UninitializedReadError: the command continues from registers without a defined value, with

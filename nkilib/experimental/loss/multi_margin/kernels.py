@@ -9,7 +9,7 @@ rows, C the number of classes. :func:`forward_of_core` and :func:`backward_of_co
 
 The element at the target of a row is gathered first; then the row is read once. The sum over a row includes the
 target's *own term*, relu(margin)^p; the kernel computes the own term separately and subtracts it. The derivative of the
-sum with respect to x_j is the derivative of its term if j is not t; with respect to x_t it is minus the sum of these.
+sum with respect to x_j is that of the term of j if j is not t; with respect to x_t it is minus the sum of these.
 A core stores the chunks of a row first, then overwrites the element at the target.
 """
 

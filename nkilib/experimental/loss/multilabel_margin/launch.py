@@ -48,7 +48,7 @@ class RowBlock:
         number: the index of the block among all blocks of the launch.
         place: the index of the block among the blocks of its core.
         batch: the rows.
-        is_stored: whether this core stores the results of the rows; False only on the second core of one row.
+        is_stored: whether this core stores the results of the rows; False only on the second core, if N is 1.
     """
 
     number: int
@@ -95,7 +95,7 @@ class Launch:
 
     @property
     def number_of_blocks(self) -> int:
-        """The number of blocks of all cores: even, so that both cores have equally many, and the same on one core."""
+        """The number of blocks of all cores, if N > 1: even, so that two cores have equally many blocks."""
         return 2 * div_ceil(self.rows, 2 * PARTITIONS)
 
     def groups(self, bytes_of_class: int) -> list[list[RowBlock]]:

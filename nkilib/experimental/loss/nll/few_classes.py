@@ -128,8 +128,8 @@ class ClassTile:
 def _tiles(elements: int, columns: int) -> list[FlatTile]:
     """Return the tiles of :func:`flat_tiles`, each with at most ``columns`` elements per partition.
 
-    A last tile of :func:`flat_tiles` with more elements in its only partition is replaced by a tile with one element in
-    each partition.
+    The last tile of :func:`flat_tiles` may have more than ``columns`` elements, in a single partition. Then it is
+    replaced by a tile with one element in each partition.
     """
     tiles = flat_tiles(elements, columns)
     last = tiles[-1]
@@ -289,7 +289,7 @@ class ClassMasks:
         return TargetTile(loaded.tile, classes_sbuf, counts_sbuf, ignored_sbuf)
 
     def of_tiles(self, tiles: list[ClassTile]) -> Iterator[TargetTile]:
-        """Yield the targets of each tile; the load of the next tile is issued before."""
+        """Yield the targets of each tile, after issuing the load of the next tile."""
         loaded: list[LoadedTargets] = []
         for number in range(len(tiles)):
             loaded.extend(self.load(tile) for tile in tiles[len(loaded) : number + 2])
@@ -359,9 +359,9 @@ class _Forward:
     sums: Sums
 
     def begin(self, targets: TargetTile, dtype: nl.DType) -> Chosen:
-        """Return tiles that :meth:`choose` fills: elements 0 at ignored positions, else NaN; all weights 0.
+        """Return tiles that :meth:`choose` fills: elements 0 at ignored positions, else NaN; class weights, at first 0.
 
-        NaN remains where the target is out of range. Without class weights, the weights are already 1 or 0 (ignored).
+        NaN remains where the target is out of range. Without class weights, the weights are 1 or 0 (ignored) already.
         """
         shape = targets.classes_sbuf.shape
         values_sbuf = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
@@ -453,8 +453,9 @@ class _LoadedUpstream:
 
     Attributes:
         targets: the targets of the positions.
-        values_sbuf: without class weights, the gradient at each target, in the type of the input; else None.
-        grad_sbuf: with class weights, the upstream gradient of each loss; else None.
+        values_sbuf: without class weights, minus the upstream gradient of each loss, in the type of the input.
+        grad_sbuf: with class weights, the upstream gradient of each loss. The tile that is not needed is None; both
+            are None if all losses share an upstream gradient.
     """
 
     targets: TargetTile
@@ -478,8 +479,8 @@ class _Backward:
 
     Attributes:
         masks: the source of the masks of classes.
-        factors_sbuf: the result of :func:`_factors`, [128, C]: the gradient at a target of each class, or, if each loss
-            has its own upstream gradient, the factor of that.
+        factors_sbuf: the result of :func:`_factors`, [128, C]: for each class the gradient at targets of this class. If
+            each loss has its own upstream gradient, the gradient is that times this factor.
         upstream: the upstream gradients of the losses.
         is_weighted: whether there are class weights.
     """

@@ -92,7 +92,7 @@ SQUARED_EPS = 1e-12
 
 @dataclass(frozen=True)
 class CosineFactors:
-    """The factors of the two rows x and y in the gradients, each a tile float32 [partitions, rows of the group].
+    """The factors of the two rows x and y in the gradients: float32 [partitions, rows of the group of tiles].
 
     Attributes:
         of_other: the factor of y in the gradient of x, which is also the factor of x in the gradient of y.

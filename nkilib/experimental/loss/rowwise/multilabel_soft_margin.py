@@ -68,17 +68,17 @@ def needed_tensors(wanted: tuple[int, ...], has_weight: bool) -> tuple[int, ...]
 
 
 def backward_tiles(wanted: tuple[int, ...]) -> int:
-    """Return the number of float32 scratch tiles that a piece uses in the backward, at most.
+    """Return the maximum number of float32 scratch tiles that a piece uses in the backward.
 
-    A piece uses one tile for the gradient of the input, one for that of the target and two for that of the weight. The
-    tiles of two pieces are in use at a time, because a piece finishes the gradient of the weight during the next one.
+    A piece uses one tile for the gradient of the input, one for that of the target and two for that of the weight.
+    There are as many tiles for the next piece, during which a piece may finish the gradient of the weight.
     """
     return 4 if WEIGHT in wanted else 2
 
 
 @dataclass(frozen=True)
 class LabelFactors:
-    """The factors that turn elementwise derivatives of a row into gradients: float32 [partitions, rows of the group].
+    """The factors that turn elementwise derivatives into gradients: float32 [partitions, rows of the group of tiles].
 
     Attributes:
         of_input: the upstream gradient / classes, for the gradients of the input and of the weight.
@@ -406,7 +406,8 @@ class _Terms(NamedTuple):
     """The soft and the hard term of each element, without the weight.
 
     Attributes:
-        soft, hard: s = softplus(-|x|) and h = x ([x > 0] - t), for the input x and the target t.
+        soft: softplus(-|x|), for the input x.
+        hard: x ([x > 0] - t), for the input x and the target t.
     """
 
     soft: Float64Array

@@ -178,7 +178,7 @@ class CountOfMaximum:
     """The statistic that counts how often the maximum of a row occurs; a :class:`Maximum` must precede it."""
 
     def of_runs(self, dst_sbuf: nl.NkiTensor, runs_sbuf: list[nl.NkiTensor], earlier_sbuf: list[nl.NkiTensor]) -> None:
-        """Add up the counts of those runs (ranges of columns) of a row whose maximum equals the maximum of the row."""
+        """Add up the counts of the runs (ranges of columns of a row) whose maximum is also that of the whole row."""
         counts_sbuf = runs_sbuf[-1]
         chosen_sbuf = nl.ndarray(counts_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.scalar_tensor_tensor(
@@ -349,8 +349,8 @@ def forward_tiles(swap: bool) -> int:
 
 
 def backward_tiles(swap: bool) -> int:
-    """Return at least half of the number of float32 scratch tiles that a piece needs in the backward.
+    """Return the argument ``scratch_tiles`` of the backward, which allocates twice as many float32 tiles.
 
-    A piece needs up to two tiles for each pair of tensors, and up to two for each gradient that is a sum of two terms.
+    One piece may use all: up to two for each pair of tensors, and two for each gradient that is a sum of two terms.
     """
     return 6 if swap else 4

@@ -67,14 +67,14 @@ from nkilib.nki import nisa, nl
 @dataclass(frozen=True)
 class TripletFactors:
     """The factors of the derivatives of distances in the gradients, each a tile float32 [partitions, rows of the
-    group].
+    group of tiles].
 
     Attributes:
         of_first: for each distance by number, the factor of its derivative in the gradient of the pair's first tensor.
         of_second: the same for the pair's second tensor: the negatives of ``of_first``.
         row_scalars_sbuf: for each distance by number, the result of :meth:`.Norm.row_scalar`; empty if not needed.
-        biases_sbuf: for each tensor by number, the sum of the factors of its gradient's terms, times
-            :attr:`.Norm.derivative_offset`.
+        biases_sbuf: for each tensor by number, :attr:`.Norm.derivative_offset` times the sum of the factors that
+            :meth:`of` returns for this tensor.
     """
 
     of_first: list[nl.NkiTensor]

@@ -98,7 +98,7 @@ class TripletReference:
 
     Let u = 2^-23. A difference d = x - y + eps has an error of ``u / 2 (|x - y| + |d| + eps)``, at most u (|d| + eps).
     The distance is the p-norm of D differences; a sum of D numbers has n consecutive additions. The error of the
-    distance is the sum of these parts, relative to the distance except for the first one of each p:
+    distance is a sum of parts. Below, the first part for each p is absolute, the others are relative to the distance:
 
     - p = 2: u (distance + eps sqrt(D)), the norm of the errors of d; half of (n + 1) u / 2, for the squares and their
       sum; u / 2 for the root.

@@ -189,7 +189,8 @@ class ElementFinder:
         places_sbuf: the number D.
         penalty_sbuf: the number ``INDEX_LIMIT``.
         ignored_sbuf: the number ``ignore_index``; None if no target is ignored.
-        first_sbuf, last_sbuf: the numbers 0 and C - 1, to which targets are clamped.
+        first_sbuf: the number 0, the least class, to which lower targets are clamped.
+        last_sbuf: the number C - 1, to which higher targets are clamped.
     """
 
     shape: Shape

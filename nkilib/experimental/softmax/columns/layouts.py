@@ -436,7 +436,8 @@ class OwnTiles:
 
     Attributes:
         tiles_sbuf: the tiles, which the parts of all windows use round-robin.
-        numbers: for each part that has a tile, by the numbers of its window and part: how many parts had one before.
+        numbers: for each part that has got a tile, by (number of the window, number of the part), its index in the
+            order in which parts got tiles.
     """
 
     tiles_sbuf: list[nl.NkiTensor]

@@ -95,7 +95,7 @@ class ColumnLoop:
 
     Attributes:
         plan: the division of the launch into windows, parts and segments.
-        phases: for each tensor that the loop reads, :attr:`Reader.phases`.
+        phases: for each tensor that the loop reads: the first phase that reads it, of each pass that reads it.
         kept: the number of tiles that keep values of the first pass for the second pass; 0 if the second pass computes
             these values again.
         whole_windows: True if the second pass over a window starts after the first pass over the whole window; False if

@@ -295,7 +295,10 @@ class ColumnPlan:
         return len(self.parts) > 1
 
     def buffers_of(self, passes: tuple[int, ...]) -> int:
-        """Return the number of tiles of an input that is read by the passes ``passes``, numbered 1 and 2."""
+        """Return the number of tiles of an input that the passes numbered ``passes`` (1, 2) read.
+
+        It may be less than :attr:`buffers` if only the second pass reads the input, and columns have several parts.
+        """
         return _buffers_of(self.buffers, len(self.parts), passes)
 
 
@@ -462,9 +465,9 @@ def _fits(tensors: ColumnTensors, segments: list[Segment], choice: _Choice) -> b
 
 
 def _cost(tensors: ColumnTensors, segments: list[Segment], choice: _Choice) -> float:
-    """Return the modelled cost of a candidate: the time of a core's transfers, in bytes that it could move meanwhile.
+    """Return the modelled cost of a candidate: a core's time, as the bytes that it could move in this time.
 
-    The cost includes the factor by which short runs in HBM are slow, and transfers that overlap with no computation.
+    The cost includes slow transfers (short runs, few partitions), waiting, and transfers that overlap with nothing.
     """
     outer, count, inner = tensors.shape
     width = dtype_bytes(tensors.written)

@@ -91,7 +91,8 @@ class ShortLoop:
         result: the tiles of the result, which may be the tiles of the first input.
         stages: the stages in the order in which a step issues them, each as (steps after the start of the piece,
             function that issues the stage for a piece).
-        loaded, stored: the numbers of windows whose loads, and whose stores, have been issued.
+        loaded: the number of windows whose loads have been issued.
+        stored: the number of windows whose stores have been issued.
         under_way: at index i, the piece that started i steps ago; None if no piece started then.
     """
 
@@ -216,11 +217,12 @@ class _ForwardPieces:
         kind: softmax or log-softmax.
         length: C, the number of elements of a column.
         x, y: the windows of x and y.
-        halves, half_sbuf: tiles for the maxima of pairs of elements; the tile of each piece in flight.
-        maxima, max_sbuf: tiles for m; the tile with m of each piece in flight.
-        distances, distance_sbuf: tiles for x - m, which softmax overwrites with exp(x - m); the tile of each piece.
-        exponentials, exponential_sbuf: tiles for the exponentials of log-softmax; the exponentials of each piece.
-        sums, sum_sbuf: tiles for partial sums; for each piece d, then log d, or 1 / d for softmax.
+        halves, maxima, distances, exponentials, sums: rings of tiles, from which pieces take those below.
+        half_sbuf: the maxima of pairs of elements, by piece.
+        max_sbuf: m, by piece.
+        distance_sbuf: x - m, by piece; softmax overwrites it with exp(x - m).
+        exponential_sbuf: exp(x - m), by piece; a tile of ``exponentials`` for log-softmax only.
+        sum_sbuf: d, then log d, or 1 / d for softmax, by piece.
     """
 
     kind: Kind
@@ -358,11 +360,11 @@ class _BackwardPieces:
         kind: softmax or log-softmax.
         length: C, the number of elements of a column.
         grad, output, result: the windows of dy, y and dx.
-        sums: tiles for partial sums.
-        terms, term_sbuf: tiles for exp(y), then exp(y) s, of log-softmax, or for dy - s of softmax; the tile of each
-            piece in flight.
-        products, product_sbuf: tiles for y dy of softmax; the tile of each piece in flight.
-        half_sbuf, sum_sbuf: for each piece in flight, the sums of pairs of elements (:func:`fold`), and s.
+        sums, terms, products: rings of tiles, from which pieces take those below.
+        product_sbuf: y dy, by piece, for softmax.
+        half_sbuf: the sums of pairs of elements (:func:`fold`), by piece.
+        sum_sbuf: s, by piece.
+        term_sbuf: for log-softmax exp(y), then exp(y) s, for softmax dy - s, by piece.
     """
 
     kind: Kind

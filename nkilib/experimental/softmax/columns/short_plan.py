@@ -192,7 +192,8 @@ def plan_short(
         window_bytes: the sum, over all tensors with tiles of windows, of the bytes of one element.
         piece_bytes: the bytes of all scratch tiles per element of a piece.
         chunk_size: the maximum number of elements per partition of a piece, at least C; None for no request.
-        cores, core: the number of cores of the launch, and the number of this core.
+        cores: the number of cores of the launch.
+        core: the index of this core.
     """
     outer, length, inner = shape
     piece = _PIECE_FLOAT32 if nl.float32 in dtypes else _PIECE_16_BIT

@@ -315,9 +315,9 @@ class KeptVisit:
         return self.slots[self.slot_number % len(self.slots)]
 
     def _run_some(self, run: RunBlock, first: int, blocks: tuple[int, ...]) -> int:
-        """Call ``run`` for blocks of positions from position ``first`` on; return the first position after them.
+        """Call ``run`` for successive blocks of positions, from position ``first`` on; return the end of the last one.
 
-        ``blocks`` are the numbers of tiles of the blocks.
+        ``blocks`` has the number of tiles of each block.
         """
         total = self.launch.num_positions
         for tiles in blocks:
@@ -335,9 +335,9 @@ class KeptVisit:
             self.pending = _Pending(block, self.pending.tiles, self.pending.slot)
 
     def _advance(self, visit: _StepVisit, is_last: bool) -> Iterator[None]:
-        """Process a part of the tiles of ``visit`` at each of ``tiles_beside`` steps.
+        """Divide the tiles of ``visit`` into ``tiles_beside`` parts, and process one part in each iteration.
 
-        The first of several parts is empty, because the scores of the first group are still being loaded.
+        If there are several parts, the first one is empty: the scores of the first group are still being loaded.
         """
         advances = self.tiles_beside
         for number in range(advances):
@@ -356,7 +356,10 @@ class KeptVisit:
         self.sums.close(step, is_last)
 
     def _end(self) -> None:
-        """Run the second pass for the last block of positions, in tiles of as many classes as a group has room for."""
+        """Run the second pass for the last block of positions, in tiles of as many classes as a group has room for.
+
+        If these are more tiles than are unrolled, run a device loop over single blocks of classes instead.
+        """
         pending = self.pending
         if pending is None:
             return
@@ -376,7 +379,7 @@ class KeptVisit:
     def _visit_run(self, pending: _Pending, terms: MixtureTerms, step: Step, blocks: int, steps: int) -> None:
         """Do the second pass over ``blocks`` blocks of classes, from the block of ``step`` on, without a first pass.
 
-        ``steps`` is the number of calls that cover all classes.
+        ``steps`` is the number of calls of this method for all classes; the last call also ends the sums.
         """
         # Wide tiles use the memory of other tiles.
         self.products.take_all()

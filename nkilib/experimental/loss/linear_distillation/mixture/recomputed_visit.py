@@ -58,7 +58,7 @@ class _ModelScores:
     def raise_masked(self, classes: ClassTiles) -> None:
         """Raise biases of -inf, which mask their classes, to ``lowest``.
 
-        Under a softcap they are raised to twice that, because :meth:`take` subtracts ``lowest`` once.
+        Under a softcap they are raised to ``2 * lowest``: :meth:`take` then subtracts ``lowest`` from product + bias.
         """
         if classes.bias_sbuf is None:
             return

@@ -67,7 +67,8 @@ def _exponentials(totals: ModelTotals) -> Exponentials:
 class MixtureRows:
     """The per-row scalars of a block of positions, float32 [128, tiles].
 
-    With the scores y of both models, the student's scale, ``launch.ratio`` and log odds = log(beta / (1 - beta)),
+    With the scores y of both models, scale = the student's scale, ratio = ``launch.ratio``, which converts the
+    teacher's scores to the unit of the student's, and log odds = log(beta / (1 - beta)),
 
         x = scale * (ratio * y_teacher - y_student) + b,    b = log odds - (lse_teacher - lse_student).
 
@@ -187,7 +188,10 @@ def _column(step: Step) -> int:
 
 @dataclass(frozen=True)
 class MixtureSums:
-    """Four sums over the classes for each position of a block, such as ``_STUDENT_MASS``.
+    """Four sums over the classes for each position of a block.
+
+    With e the exponentials of a model, they are, for the student, the sums of e (``_STUDENT_MASS``) and of
+    e * log(M / Q) (``_STUDENT_LOGS``), and for the teacher, the sums of e and of e * log(M / P).
 
     The exponents of all blocks of classes are shifted by the same maximum of the whole row. So the sums of blocks are
     added without a rescaling, and at the end the sums of both cores.
@@ -338,9 +342,7 @@ class MixtureTerms:
         return cls(launch, group, 1, class_block, scores_sbuf, (student_sbuf, teacher_sbuf), ratio_sbuf)
 
     def with_wide_tiles(self, blocks: int) -> MixtureTerms:
-        """Return the same memory divided into pairs of ``blocks`` blocks of classes, at most as many as a group has
-        tiles.
-        """
+        """Return the same memory, divided into pairs with room for ``blocks`` blocks of classes (at most ``group``)."""
         return replace(self, group=1, blocks=min(blocks, self.group), taken=[0])
 
     def restart(self) -> None:
@@ -440,7 +442,8 @@ class MixtureResults:
     p and q are the probabilities of teacher and student, M is that of the mixture.
 
     Attributes:
-        student_terms_hbm, teacher_terms_hbm: sums of q log(q / M) and of p log(p / M) over the classes of the shard.
+        student_terms_hbm: sums of q log(q / M) over the classes of the shard.
+        teacher_terms_hbm: sums of p log(p / M) over them.
         student_mass_hbm, teacher_mass_hbm: sums of q and of p.
     """
 
@@ -512,7 +515,7 @@ class MixtureDivergences:
     negative.
 
     Attributes:
-        divergence_sbuf: beta KL(teacher || mixture) + (1 - beta) KL(student || mixture), not weighted.
+        divergence_sbuf: beta KL(teacher || mixture) + (1 - beta) KL(student || mixture), without row weights.
         moment_sbuf: KL(student || mixture).
     """
 
@@ -544,8 +547,8 @@ class MixtureStore:
 
     Attributes:
         launch: the launch of the kernel.
-        divergence_hbm, moment_hbm: the divergence and the moment KL(student || mixture) of each position, float32 [N]
-            in HBM.
+        divergence_hbm: the divergence of each position, times its row weight, float32 [N].
+        moment_hbm: the moment KL(student || mixture) of each position, float32 [N].
     """
 
     launch: PairLaunch
@@ -553,7 +556,7 @@ class MixtureStore:
     moment_hbm: nl.NkiTensor
 
     def store(self, block: Block, sums_sbuf: nl.NkiTensor, neg_maxima: tuple[nl.NkiTensor, nl.NkiTensor]) -> None:
-        """Store the results of a block of positions, after loading its labels and row weights.
+        """Store the divergences of a block of positions, times its row weights (0 at ignored labels), and the moments.
 
         Args:
             block: the positions.

@@ -82,11 +82,11 @@ class Piece:
         return self.scratch.next(*self.shape)
 
     def bfloat16(self) -> nl.NkiTensor:
-        """Return :meth:`float32` as a bfloat16 tile of the piece's size; Vector has fast modes for 16 bits."""
+        """Take a tile like :meth:`float32`, but return it as bfloat16; Vector has fast modes for 16 bits."""
         return self.float32().view(nl.bfloat16)[:, 0 : self.shape[1]]
 
     def like(self, name: str) -> nl.NkiTensor:
-        """Return :meth:`float32` as a tile of the piece's size in the type of the tensor ``name``."""
+        """Take a tile like :meth:`float32`, but return it in the type of the tensor ``name``."""
         return self.float32().view(self.tensors[name].dtype)[:, 0 : self.shape[1]]
 
     def constant(self, number: float) -> nl.NkiTensor:

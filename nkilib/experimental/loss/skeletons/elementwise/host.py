@@ -86,7 +86,7 @@ def _work(first: Any, read: list[Any], of_each: list[Any], functions: int) -> Wo
     Args:
         first: the tensor whose shape gives the number of elements.
         read: the tensors that are read.
-        of_each: the types of further tensors of this number of elements that are read or written, such as gradients.
+        of_each: the types of further tensors that are read or written, each with as many elements as ``first``.
         functions: the number of activation functions per element.
     """
     from nkilib.simulator.terms.dtypes import as_dtype
@@ -165,8 +165,8 @@ class GradientError:
 
     Attributes:
         bound: the bound in words, if every activation function has an error of u / 2, that of correct rounding.
-        functions: for each activation function by name: an additional error of u of the function adds this number of u
-            to the bound.
+        functions: for each activation function by name, the number of u that the bound grows by for each u of error of
+            the function beyond u / 2.
         notes: further notes of the guarantee.
     """
 

@@ -347,9 +347,9 @@ class Weighted:
     def scratch_tiles(self) -> int:
         """The maximum number of float32 scratch tiles that a piece takes.
 
-        These are the tiles of the loss without the weight, and two tiles for weighted derivatives (or one for losses
-        without the weight). If the gradient of the weight is requested, the backward also computes the losses, which
-        takes the tiles of the loss once more, and one tile for the result.
+        These are the tiles of :attr:`definition`, and two for weighted derivatives (the forward needs only one more,
+        for losses without the weight). If the gradient of the weight is requested, the backward also computes the
+        losses, which takes the tiles of :attr:`definition` once more, and one tile for the result.
         """
         return 2 * self.definition.scratch_tiles + 3 if self.has_gradient else self.definition.scratch_tiles + 2
 

@@ -87,7 +87,7 @@ class Gradients:
     Attributes:
         definition: the loss definition.
         upstream: the upstream gradients of the losses.
-        scales_sbuf: for an upstream gradient that all losses share: its product with each :attr:`Derivative.factor` so
+        scales_sbuf: if all losses share an upstream gradient, its product with each :attr:`Derivative.factor` seen so
             far, by the factor.
         gradients_hbm: the gradients, [elements], by the name of the tensor.
         buffers_sbuf: buffer slots [128, columns of a tile] for tiles of gradients, by the name of the tensor.
@@ -310,8 +310,9 @@ def _new_gradient(name: str, like_hbm: nl.NkiTensor) -> nl.NkiTensor:
 def _new_gradients(
     present_hbm: Mapping[str, nl.NkiTensor], names: tuple[str, ...], inplace: bool
 ) -> dict[str, nl.NkiTensor]:
-    """Return a tensor for the gradient of each tensor in ``names``, by name: a new one, but with ``inplace`` the first
-    tensor itself.
+    """Return a tensor for the gradient of each tensor in ``names``, by name.
+
+    It is a new tensor; with ``inplace``, the gradient of the first tensor of ``present_hbm`` overwrites that tensor.
     """
     first = next(iter(present_hbm))
     return {

@@ -67,7 +67,8 @@ class FlatTile:
     Attributes:
         number: the index of the tile among all tiles of the launch.
         first: the index of the tile's first element.
-        rows, columns: the number of partitions, and of elements per partition.
+        rows: the number of partitions.
+        columns: the number of elements per partition.
     """
 
     number: int
@@ -306,7 +307,7 @@ class ColumnScalars:
     def load(self, visit: int) -> None:
         """Load the values for the core's tile number ``visit``, if it is the first tile of its range of columns.
 
-        The first tile of a range has the most rows and partitions, so that later tiles find all values loaded.
+        Later tiles of the range have no more partitions, nor more rows in each, so they find all values loaded.
         """
         tile = self.tiles[visit]
         if tile.start in self.slots:

@@ -104,7 +104,7 @@ class RowLossDefinition(Protocol[Factors]):
     def backward_tiles(self) -> int:
         """Half the maximum number of tiles of :meth:`Piece.float32` that are in use at a time in the backward.
 
-        They are the tiles of one piece; of two pieces, if functions in :attr:`Piece.later` use tiles.
+        If functions in :attr:`Piece.later` use tiles, the tiles of two pieces are in use at a time; else those of one.
         """
 
     @property

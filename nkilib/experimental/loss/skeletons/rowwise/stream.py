@@ -154,7 +154,10 @@ def _joins(group: RowGroup, tile: RowTile) -> bool:
 
 
 def groups_of_core(tiles: list[RowTile], cores: int, core: int) -> list[RowGroup]:
-    """Return the groups of core ``core``: its tiles are every ``cores``-th one, a group successive ones of one size."""
+    """Return the groups of core ``core``, each of successive tiles of one size.
+
+    The tiles of the core are every ``cores``-th tile, from tile number ``core`` on.
+    """
     own = tiles[core::cores]
     groups: list[RowGroup] = []
     for number, tile in enumerate(own):
@@ -206,7 +209,7 @@ class Piece:
     Attributes:
         tensors: the elements of each loaded tensor, [partitions, elements] in its type, by the number of the tensor.
         scratch: the source of float32 tiles of the piece's size.
-        row: the column of the piece's first row in a tensor [partitions, rows] of the group.
+        row: the index of the piece's first row (of each partition) among the rows of the partition in the group.
         rows: the number of rows of the piece in each partition.
         is_long: whether the rows are long, so that other pieces may hold further columns of the same rows.
         numbers_sbuf: in a forward, for each statistic, the tile for its values in this piece: float32 [partitions,
