@@ -57,8 +57,8 @@ class PsumRing:
         """Allocate the tiles for chunks of up to ``chunk_size`` columns, and leave ``reserved_bytes`` of each partition
         of PSUM free.
 
-        A tile has whole banks, so that two engines never access the same bank. All tiles have the same size: Vector
-        would wait while Scalar writes a larger one.
+        A tile has whole banks, so that two engines never access the same bank. All tiles have the same size: if
+        one were larger, Vector would wait while Scalar writes it.
         """
         bank_bytes = nl.tile_size.psum_bank_fmax_bytes
         banks = (nl.tile_size.psum_num_banks - div_ceil(reserved_bytes, bank_bytes)) // _PSUM_TILES

@@ -84,8 +84,8 @@ def launchable(
     """Make a kernel of a function of NKI code with ``nki.jit``, and mark the kernel as replayable
     (:func:`nkilib.nki.replayable`).
 
-    To type checkers the kernel has the arguments of the function, and its results are :data:`HostArray`: one, a pair,
-    or a tuple whose length depends on the options. If the function is declared to return one result or a tuple, type
+    To type checkers the kernel has the arguments of the function. It returns one :data:`HostArray`, a pair or a tuple
+    of them, as the annotation of the function says. If the annotation is a union of one result and a tuple, type
     checkers take the result for ``Any``.
 
     Args:

@@ -178,8 +178,8 @@ class Argmax:
             neg_max_sbuf: minus the maxima divided by ``factor``, float32 [rows, batches]; None if the maxima are not
                 known, so that the search has to find them.
             factor: a positive number; ``factor * neg_max_sbuf`` is minus the maxima.
-            keeps_maxima: whether this call writes ``factor * neg_max_sbuf`` to :attr:`neg_max_sbuf`; else the caller
-                does.
+            keeps_maxima: whether this call writes ``factor * neg_max_sbuf`` to the attribute :attr:`neg_max_sbuf`; else
+                the caller does. Not used if the argument ``neg_max_sbuf`` is None.
         """
         batches, column = slice(place.batch, place.batch + len(tiles_sbuf)), place.column
         shape = (self.columns.rows, len(tiles_sbuf), VALUES)

@@ -79,7 +79,8 @@ class _MaximumForward:
         launch, options: the arguments and the options of the kernel.
         logits: the stream of chunks of logits.
         factors: the stream of class weights and class probabilities.
-        scores, products: scratch tiles for scores (under a cap), and for products of scores and class factors.
+        scores: scratch tiles for the scores under a cap.
+        products: scratch tiles for products of scores and class factors.
         exponentials: PSUM tiles for the exponentials of pieces of a chunk, which the entropy needs; None without an
             entropy.
         folds: tiles into which GpSimd folds chunks, so that Vector takes the maximum of fewer elements; None if Vector
