@@ -238,7 +238,7 @@ class Argmax:
         """Copy -m and the argmax of each row, as :meth:`combine` computed them, to column 0, in place of all earlier
         chunks.
 
-        A row with a NaN keeps the NaN as its maximum, so that no later chunk gives it a column.
+        A row with a NaN keeps the NaN as its maximum, so that later chunks do not change its argmax.
         """
         self.columns.restart(self.neg_max_sbuf, self.row_neg_max_sbuf)
         self.columns.restart(self.found_sbuf, self.row_found_sbuf)

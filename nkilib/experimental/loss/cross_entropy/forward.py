@@ -183,7 +183,7 @@ class _MaximumForward:
         group.statistics.take_logs()
 
     def _open_chunks(self, group: Group, opened: deque[_OpenChunk], load: int, batches: BatchGroup) -> None:
-        """Open chunk number ``load`` if it is not open yet, and if possible the next chunk too.
+        """Open chunk number ``load`` if it is not open yet; with a cap or an entropy, if possible the next chunk too.
 
         Opening the next chunk early gives Vector work while it would wait for Scalar or GpSimd. This requires a third
         chunk buffer: with two, it would start a load into the buffer of this chunk.

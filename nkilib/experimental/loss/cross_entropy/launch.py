@@ -234,7 +234,7 @@ class Options:
     def sums_classes(self) -> bool:
         """Whether the forward needs a weighted sum over all classes.
 
-        Class probabilities, label smoothing and the distance sum of a shard need this sum.
+        Class probabilities, label smoothing and the requested distance sum need this sum.
         """
         return self.has_probabilities or self.spread != 0.0 or self.wanted.distance_sum
 

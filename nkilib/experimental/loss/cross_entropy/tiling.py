@@ -3,11 +3,11 @@
 
 """The choice of the tiling of a cross-entropy launch (:func:`choose_tiling`). For host code; arithmetic only.
 
-The time of a launch is estimated for each of some thirty chunk sizes, and the size with the least time is chosen. A
-larger chunk has costs (no other work overlaps the first load and the last chunk) and savings (each chunk has fixed
-costs). *Folds* are chunks of which GpSimd has halved the number of elements that Vector compares. The estimate models
-differences between tilings, not times: terms that all tilings share are left out. ``nkilib.simulator.profile`` models
-times; tests compare the choice with these times.
+The time of a launch is estimated for each of some thirty chunk sizes; the largest size whose time is within 0.1% of the
+least is chosen. A larger chunk has costs (no other work overlaps the first load and the last chunk) and savings (each
+chunk has fixed costs). *Folds* are chunks of which GpSimd has halved the number of elements that Vector compares. The
+estimate models differences between tilings, not times: terms that all tilings share are left out.
+``nkilib.simulator.profile`` models times; tests compare the choice with these times.
 
 The chosen ``positions_per_batch`` is always 128: every engine takes as long for one position as for 128.
 """
@@ -274,8 +274,8 @@ def _chosen(
 def _layout(num_positions: int, vocab_size: int, itemsize: int, direction: str, extended: bool) -> tuple[int, int]:
     """Return the partitions per position and positions per partition that are modelled to be fastest.
 
-    With ``extended``, a position is split only if a core then has one batch: with an entropy, several batches of split
-    positions take longer than a shift.
+    With ``extended`` and a 16-bit type, a position is split only if a core then has one batch: with an entropy, several
+    batches of split positions take longer than the form with a shift.
     """
     positions = positions_of_core(num_positions, CORES, 0)
 

@@ -142,7 +142,8 @@ class Occupancies:
 
     Attributes:
         classes: the classes of the states.
-        transposed: a ring buffer of wavefronts, with one tile per run: float32 [states of the run, chunk, P].
+        transposed: a ring buffer with an entry for each wavefront: one tile per run, float32 [states of the run, chunk,
+            P].
     """
 
     classes: Classes
