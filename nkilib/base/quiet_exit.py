@@ -65,8 +65,8 @@ def ending_quietly(program: str, where: Callable[[BaseException], str] | None = 
 
     Args:
         program: the name of the command, which begins the line printed after Ctrl-C.
-        where: a function that takes the KeyboardInterrupt and returns a text that names the interrupted place, or an
-            empty text.
+        where: a function that takes the KeyboardInterrupt and returns the text that is printed after "interrupted at",
+            or an empty text.
 
     Raises:
         SystemExit: in these cases.

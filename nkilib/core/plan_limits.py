@@ -42,10 +42,10 @@ class PlanLimits:
         piece_columns: the number of columns that an instruction processes in elementwise and row-wise losses.
         shift_columns: the least number of columns at which a cross-entropy subtracts a shift instead of the maximum;
             three counts must reach it: the columns of a chunk, of a row, and of all batches together.
-        shared_classes: how many classes at the end of the vocabulary both cores of a linear forward process, each for
-            half of the positions, while they exchange statistics; at most four blocks of classes. The plan adds up to
-            127 to the number, and leaves at least 128 classes unshared. None: the plan chooses, and shares no classes
-            if there are few features.
+        shared_classes: the number of shared classes, the last ones of the vocabulary, in a linear forward. Each core
+            processes them for half of the positions while the cores exchange statistics. At most four blocks of
+            classes; the plan adds up to 127 to the number, and leaves at least 128 classes unshared. None: the plan
+            chooses, and shares no classes if there are few features.
         weight_tiles: the number of tiles of dW that the linear backward accumulates at a time.
         piece_tiles: the number of tiles of positions of X that the linear backward loads at a time.
         positions: the largest number of positions that the linear kernels process at a time.

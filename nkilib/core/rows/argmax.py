@@ -178,8 +178,8 @@ class Argmax:
             neg_max_sbuf: minus the maxima divided by ``factor``, float32 [rows, batches]; None if the maxima are not
                 known, so that the search has to find them.
             factor: a positive number; ``factor * neg_max_sbuf`` is minus the maxima.
-            keeps_maxima: whether this call writes ``factor * neg_max_sbuf`` to :attr:`neg_max_sbuf`; else the caller
-                does.
+            keeps_maxima: whether this call writes ``factor * neg_max_sbuf`` to the attribute :attr:`neg_max_sbuf`; else
+                the caller does. Not used if the argument ``neg_max_sbuf`` is None.
         """
         batches, column = slice(place.batch, place.batch + len(tiles_sbuf)), place.column
         shape = (self.columns.rows, len(tiles_sbuf), VALUES)
@@ -238,7 +238,7 @@ class Argmax:
         """Copy -m and the argmax of each row, as :meth:`combine` computed them, to column 0, in place of all earlier
         chunks.
 
-        A row with a NaN keeps the NaN as its maximum, so that no later chunk gives it a column.
+        A row with a NaN keeps the NaN as its maximum, so that later chunks do not change its argmax.
         """
         self.columns.restart(self.neg_max_sbuf, self.row_neg_max_sbuf)
         self.columns.restart(self.found_sbuf, self.row_found_sbuf)

@@ -47,7 +47,7 @@ class StoredRows(Protocol):
 
     @property
     def start(self) -> int:
-        """The number of the first batch of the rows."""
+        """The index of the first batch of the rows, among the batches of the core."""
 
     def stored(self, vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> nisa.NkiInstruction:
         """Store a tile [rows, batches] as the values of the rows in a vector [N] in HBM, and return the DMA
@@ -183,8 +183,8 @@ def batches_of_core(num_rows: int, cores: int, core: int, rows_per_batch: int) -
 def batch_groups(batches: list[Batch], most: int) -> list[BatchGroup]:
     """Return groups of at most ``most`` batches each.
 
-    The last batch is a group of its own, for two reasons: it may have fewer rows, and so few results are left to store
-    at the end of the kernel.
+    The last batch is a group of its own, because it may have fewer rows than the others. Besides, only the results of
+    this one batch are then left to store at the end of the kernel.
     """
     last = len(batches) - 1
     starts = [*range(0, last, most), last]
@@ -196,7 +196,7 @@ def batch_groups(batches: list[Batch], most: int) -> list[BatchGroup]:
 
 @dataclass(frozen=True)
 class SwappedResult:
-    """One result of the rows of two cores, which this core stores.
+    """A result that this core stores for its own rows and for the rows of the other core.
 
     The rows of a core are every other row of the matrix, and a DMA engine takes as long for a single element as for a
     row of elements. So both cores compute two results for their own rows and exchange values. Each core then stores one

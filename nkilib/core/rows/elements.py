@@ -53,8 +53,8 @@ def int32_column(rows: int, first: int, step: int) -> nl.NkiTensor:
 def integer_op(dst_sbuf: nl.NkiTensor, data1_sbuf: nl.NkiTensor, data2_sbuf: nl.NkiTensor, op: Operator) -> None:
     """Compute data1 <op> data2 on GpSimd. Its int32 arithmetic is exact; the other engines compute in float32.
 
-    If an operand has more rows than ``dst``, the first rows are used. If it has one column, it is used for every
-    column.
+    If an operand has more rows than ``dst``, its first rows are used. If an operand has one column, this column is used
+    for every column of ``dst``.
     """
     nisa.tensor_tensor(
         dst=dst_sbuf,

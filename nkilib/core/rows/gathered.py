@@ -69,7 +69,7 @@ class GatheredRows:
 
     @property
     def rows(self) -> int:
-        """The number of rows."""
+        """128: the number of slots, empty ones included."""
         return ROWS_OF_TILE
 
     @property

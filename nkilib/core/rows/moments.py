@@ -220,7 +220,7 @@ class PieceTerms:
     ) -> None:
         """Compute two sums over a chunk x: of e = exp(scale * x + bias), and of e * (x - center).
 
-        The registers of Scalar and Vector add up the sums of the pieces.
+        Scalar and Vector add up the sums of the pieces in registers.
 
         Args:
             chunk_sbuf: x, [rows, columns].
@@ -344,8 +344,8 @@ class ShiftedEntropy:
     """E of a group of batches under shifts: like :class:`EntropyMoment`, with the shift of a row in place of every m_k.
 
     The sums of the chunks of a row are added without weights. Elements above the shift make E and log S larger (S is
-    the sum of exponentials, see :mod:`.shifted`). These excesses cancel in the entropy; while S is at most 2^11, the
-    difference is off by at most 8 units in the last place of 8.
+    the sum of exponentials, see :mod:`.shifted`). These excesses cancel in the entropy: if S is at most 2^11, the
+    entropy is off by at most 8 units in the last place of 8, that is 2^-17.
     """
 
     entropy_sbuf: nl.NkiTensor

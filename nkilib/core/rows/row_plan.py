@@ -90,7 +90,7 @@ class RowPiece:
 
     @property
     def columns(self) -> int:
-        """The number of columns of each row that are in one partition."""
+        """The number of columns of the piece in each of its rows."""
         return self.stop - self.start
 
     @property
@@ -373,7 +373,8 @@ class RowBatch:
         plan: the plan of the rows.
         matrix: the index of the matrix that the rows belong to.
         first: the index of the first row in the matrix; the rows are consecutive.
-        lines: the number of rows of the batch divided by ``rows_each``.
+        lines: the number of rows of the batch divided by ``rows_each``, which is the number of partitions if
+            ``plan.parts`` is 1.
         rows_each: the number of rows per partition.
     """
 
@@ -507,8 +508,9 @@ def batches_of_core(
         rows: the number of rows of a matrix.
         cores: the number of cores of the launch.
         core: the number of this core.
-        least_batches: the least number of batches for the rows that fill 128 partitions; fewer if a batch would have
-            less than a piece. 1 also allows a single batch on fewer partitions, if the rows divide evenly among them.
+        least_batches: the least number of batches into which rows that fill 128 partitions are divided. There are
+            fewer batches if a batch would be smaller than a piece. With 1, a single batch may also use fewer
+            partitions, if the rows divide evenly among them.
     """
     batches = []
     share = div_ceil(rows, cores)

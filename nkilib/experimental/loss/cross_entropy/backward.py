@@ -221,8 +221,8 @@ class _Backward:
         launch, options: the arguments and the options of the kernel.
         logits: the stream of chunks of logits.
         factors: the stream of class weights and class probabilities.
-        exponentials, squares: scratch tiles for exponentials, and for the tangents tanh(x / c) of a cap c and their
-            squares.
+        exponentials: scratch tiles for exponentials.
+        squares: scratch tiles for the tangents tanh(x / c) of a cap c, which are then squared in place.
         pieces: PSUM tiles for the exponentials of pieces of a chunk, which the gradient of the entropy needs; None
             without that gradient.
         preparation: computes the coefficients of a batch.

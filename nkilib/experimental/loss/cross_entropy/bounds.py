@@ -382,9 +382,9 @@ def extended_gradient_bound(
     With a temperature t, 4 c and the bound are divided by t, and |z - lse| + |lse| is doubled. With a tensor of
     temperatures it is trebled, and 2 u of dz are added.
 
-    The gradient h of the entropy H adds h p (log p + H), in which p has the relative error above. In h (log p + H), the
-    difference z - m, its product with h, log d - H and the sum are rounded, which adds 4 u (|z - lse| + |lse| + |H| +
-    1).
+    An upstream gradient h of the entropy H adds h p (log p + H), in which p has the relative error above. In h (log p +
+    H), the difference z - m, its product with h, log d - H and the sum are rounded, which adds 4 u (|z - lse| + |lse| +
+    |H| + 1).
     """
     with np.errstate(invalid="ignore", over="ignore"):
         z = options.scores(logits, dtype)

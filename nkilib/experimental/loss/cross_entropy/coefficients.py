@@ -23,8 +23,8 @@ as (A - D) * (p - 1) + D * p: for p near 1, the large terms have cancelled in p 
 y' = (1 - e) y + e / V. The sum of w y' over the classes of a position replaces (e / V) * W in D, A is D, and the
 gradient of z is A * p - g * w * y'.
 
-The gradient h of the entropy H adds -h p_k (log p_k + H), see :class:`EntropyCoefficients`. To turn the gradient of z
-into a gradient of the capped logits, g, l, q and h are divided by the temperature when they are loaded.
+An upstream gradient h of the entropy H adds -h p_k (log p_k + H), see :class:`EntropyCoefficients`. To turn the
+gradient of z into a gradient of the capped logits, g, l, q and h are divided by the temperature when they are loaded.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ class SoftmaxTerms:
 
 @dataclass(frozen=True)
 class EntropyCoefficients:
-    """The terms that are added to the coefficient A for the gradient h of the entropy H, before A is multiplied by p.
+    """The terms that the upstream gradient h of the entropy H adds to the coefficient A, before A is multiplied by p.
 
     The added term is -h (log p + H) = slope * (x - center) + offset, where z is the scale times the scores x. The
     center is the maximum of x, or lse / scale if the maximum is not available, so that large logits cancel first. All

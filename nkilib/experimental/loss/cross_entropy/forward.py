@@ -79,7 +79,8 @@ class _MaximumForward:
         launch, options: the arguments and the options of the kernel.
         logits: the stream of chunks of logits.
         factors: the stream of class weights and class probabilities.
-        scores, products: scratch tiles for scores (under a cap), and for products of scores and class factors.
+        scores: scratch tiles for the scores under a cap.
+        products: scratch tiles for products of scores and class factors.
         exponentials: PSUM tiles for the exponentials of pieces of a chunk, which the entropy needs; None without an
             entropy.
         folds: tiles into which GpSimd folds chunks, so that Vector takes the maximum of fewer elements; None if Vector
@@ -182,7 +183,7 @@ class _MaximumForward:
         group.statistics.take_logs()
 
     def _open_chunks(self, group: Group, opened: deque[_OpenChunk], load: int, batches: BatchGroup) -> None:
-        """Open chunk number ``load`` if it is not open yet, and if possible the next chunk too.
+        """Open chunk number ``load`` if it is not open yet; with a cap or an entropy, if possible the next chunk too.
 
         Opening the next chunk early gives Vector work while it would wait for Scalar or GpSimd. This requires a third
         chunk buffer: with two, it would start a load into the buffer of this chunk.

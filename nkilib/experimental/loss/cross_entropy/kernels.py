@@ -135,9 +135,9 @@ def cross_entropy_backward(
     Args:
         logits_hbm: [N, V], bfloat16, float16 or float32, in HBM: the logits passed to the forward.
         targets_hbm: [N], int32, in HBM: the targets passed to the forward.
-        lse_state_hbm: [N], bfloat16, float16 or float32, in HBM: the log-sum-exp from the forward. Rounding the
-            log-sum-exp changes the gradient: bfloat16 changes exp(x - lse) by a factor of up to 2^-9 of lse, 6 percent
-            for an lse of 32. Pass ``lse_dtype=nl.float32`` to the forward.
+        lse_state_hbm: [N], bfloat16, float16 or float32, in HBM: the log-sum-exp from the forward. Rounding it
+            changes the gradient: bfloat16 moves lse by up to lse / 512, which for an lse of 32 changes exp(x - lse) by
+            6 percent. Pass ``lse_dtype=nl.float32`` to the forward.
         reduction: ``"mean"`` (scale 1/N) or ``"sum"`` (scale 1).
         positions_per_batch, chunk_size: see the forward; the values may differ from the forward's.
         dtype: type of the tiles and of the gradient, which is rounded to it once: bfloat16, float32, or float16 if the
@@ -243,9 +243,9 @@ def extended_cross_entropy_forward(
         temperature_hbm: [N] or [1], float32, in HBM: the temperature of each position or of all, in place of
             ``temperature``; new values need no new compilation. A temperature outside 1e-6 to 1e6 (0, negative,
             infinite, NaN) makes the results of its position NaN.
-        partitions_per_position, positions_per_partition: see the plain kernel. A partition holds one position, whatever
-            is requested, with class probabilities, argmax, or class weights together with label smoothing or distance
-            sum; with a cap, unless a position lies on several partitions.
+        partitions_per_position, positions_per_partition: see the plain kernel. Both count as 1 with class
+            probabilities, with argmax, and with class weights together with label smoothing or distance sum. With a
+            cap, ``positions_per_partition`` counts as 1.
 
     Returns:
         Tuple of [N] float32 in HBM: loss; lse; target_logit: ``z[t]``, or ``sum_k w[k] y'[k] z[k]`` for probabilities,
@@ -336,8 +336,8 @@ def extended_cross_entropy_backward(
         maximum_hbm, log_sum_hbm: [N], float32, in HBM: results of the forward's ``with_log_sum``; for a shard the
             values over all shards. With these two, the softmax is not affected by the rounding of a large lse.
         temperature: see the forward.
-        entropy_hbm, grad_entropy_hbm: [N], float32, in HBM: the entropy from the forward's ``with_entropy``, for a
-            shard the entropy over all shards, and the gradient of each entropy; pass both or neither.
+        entropy_hbm: [N], float32, in HBM: entropy from the forward's ``with_entropy``; for a shard, over all shards.
+        grad_entropy_hbm: [N], float32, in HBM: gradient of each entropy; pass both of these tensors or neither.
         temperature_hbm: see the forward; temperatures get no gradient. A temperature that is not accepted makes the row
             of its position NaN.
         partitions_per_position, positions_per_partition: see the forward; the values may differ from the forward's.

@@ -234,7 +234,7 @@ class Options:
     def sums_classes(self) -> bool:
         """Whether the forward needs a weighted sum over all classes.
 
-        Class probabilities, label smoothing and the distance sum of a shard need this sum.
+        Class probabilities, label smoothing and the requested distance sum need this sum.
         """
         return self.has_probabilities or self.spread != 0.0 or self.wanted.distance_sum
 
@@ -316,7 +316,8 @@ class Launch:
         logits_hbm: the logits, [N, V].
         targets_hbm: [N] classes, or [N, V] class probabilities.
         class_weight_hbm: the class weights, [V], or None.
-        positions_per_batch, chunk_size: the numbers of positions of a batch and of classes of a chunk.
+        positions_per_batch: the number of positions of a batch.
+        chunk_size: the number of classes of a chunk.
         dtype: the type of the tiles.
         temperature_hbm: temperatures of positions, float32 [N] or [1], or None; the logits are divided by these
             temperatures and by :attr:`LossOptions.temperature`.
@@ -419,7 +420,8 @@ class PositionUpstream:
     Attributes:
         lse_hbm: the log-sum-exp.
         grad_loss_hbm: gradient of each loss; None in linear cross-entropy only.
-        grad_lse_hbm, grad_logprob_hbm: gradients of each lse, and of each target's log-probability.
+        grad_lse_hbm: gradient of each lse.
+        grad_logprob_hbm: gradient of each target's log-probability.
         target_weight_hbm: the class weight ``w[t]`` of each target, or for class probabilities the sum of the class
             factors of each position.
         weight_sum: the sum of all class weights, a number.

@@ -128,10 +128,11 @@ def cross_entropy_backward_reference(
 ) -> Float64Array:
     """Return the gradient of the loss with respect to the logits in float64.
 
-    PyTorch equivalent, with ``x = logits.to(dtype).double()`` and, where ``lse_state`` is exact, the gradient that
-    autograd gives for ``F.cross_entropy(x, targets.long(), reduction=reduction)``::
+    PyTorch equivalent, with ``x = logits.to(dtype).double()``::
 
         scale * (torch.exp(x - lse_state.double()[:, None]) - F.one_hot(targets.long(), V))
+
+    If ``lse_state`` is exact, autograd gives the same for ``F.cross_entropy(x, targets.long(), reduction=reduction)``.
 
     Args:
         logits: [N, V], float32, bfloat16 or float16.

@@ -64,7 +64,10 @@ def size_of(tensor: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> 
 def forward_workspace_bytes(
     logits_hbm: Any, positions_per_batch: int = PARTITIONS, exact_maximum: bool | None = None, cores: int = 1, **_: Any
 ) -> int:
-    """Return the bytes of HBM in which the form with a shift keeps the targets' logits for recomputed rows; else 0."""
+    """Return the bytes of HBM in which the form with a shift keeps the targets' logits for recomputed rows.
+
+    The result is 0 only if ``exact_maximum`` is True.
+    """
     if exact_maximum:
         return 0
     batches = div_ceil(logits_hbm.shape[0], positions_per_batch) + cores - 1  # a core may have a short one of its own
@@ -72,8 +75,8 @@ def forward_workspace_bytes(
 
 
 def _maxima(elements: int, itemsize: int, exact_maximum: bool | None) -> int:
-    """Return how many elements Vector compares for maxima; in 16-bit types GpSimd halves a share of the columns
-    first.
+    """Return how many elements Vector compares for maxima; 0 unless ``exact_maximum`` is True. In 16-bit types GpSimd
+    halves a share of the columns first.
     """
     from nkilib.experimental.loss.cross_entropy.launch import BESIDE_EXPONENTIALS
 

@@ -368,7 +368,7 @@ def results_of_all_classes(group: Group, results: Results) -> list[_PossibleResu
     """Compute the requested ones of argmax, entropy, log_sum_squares, mean_logit and distance_sum.
 
     Returns:
-        Pairs of a vector in HBM and the values of the group, [rows, batches].
+        Pairs of a vector in HBM (None if the kernel does not return it) and the values of the group, [rows, batches].
     """
     entries: list[_PossibleResult] = []
     if group.argmax is not None:
@@ -388,8 +388,8 @@ def results_of_all_classes(group: Group, results: Results) -> list[_PossibleResu
 
 
 def computed_results(group: Group | ShiftedGroup, results: Results, options: Options) -> Iterator[GroupResult]:
-    """Compute the results of a group of batches whose logarithms of sums have been computed, one after the other, so
-    that a caller can store one while the next ones are computed.
+    """Yield the results of a group of batches whose logarithms of sums have been computed. Each result is computed when
+    it is asked for, so that a caller can store one while the next one is computed.
     """
     for vector_hbm, tile_sbuf in _possible_results(group, results, options):
         if vector_hbm is not None:
@@ -397,8 +397,8 @@ def computed_results(group: Group | ShiftedGroup, results: Results, options: Opt
 
 
 def _possible_results(group: Group | ShiftedGroup, results: Results, options: Options) -> Iterator[_PossibleResult]:
-    """Compute the results and those that are not returned. The log-sum-exp comes first: its store takes the time in
-    which the loss is finished.
+    """Yield pairs of a vector in HBM (None if the kernel does not return it) and the values of the group. The
+    log-sum-exp comes first, so that it is stored while the loss is computed.
     """
     statistics = group.statistics
     target_results = _target_results(group, options)

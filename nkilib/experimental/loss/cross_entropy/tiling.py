@@ -3,13 +3,13 @@
 
 """The choice of the tiling of a cross-entropy launch (:func:`choose_tiling`). For host code; arithmetic only.
 
-The time of a launch is estimated for each of some thirty chunk sizes, and the size with the least time is chosen. A
-larger chunk has costs (no other work overlaps the first load and the last chunk) and savings (each chunk has fixed
-costs). *Folds* are chunks of which GpSimd has halved the number of elements that Vector compares. The estimate models
-differences between tilings, not times: terms that all tilings share are left out. ``nkilib.simulator.profile`` models
-times; tests compare the choice with these times.
+The time of a launch is estimated for each of some thirty chunk sizes; the largest size whose time is within 0.1% of the
+least is chosen. A larger chunk has costs (no other work overlaps the first load and the last chunk) and savings (each
+chunk has fixed costs). *Folds* are chunks of which GpSimd has halved the number of elements that Vector compares. The
+estimate models differences between tilings, not times: terms that all tilings share are left out.
+``nkilib.simulator.profile`` models times; tests compare the choice with these times.
 
-A batch always has 128 positions: every engine takes as long for one position as for 128.
+The chosen ``positions_per_batch`` is always 128: every engine takes as long for one position as for 128.
 """
 
 from __future__ import annotations
@@ -274,8 +274,8 @@ def _chosen(
 def _layout(num_positions: int, vocab_size: int, itemsize: int, direction: str, extended: bool) -> tuple[int, int]:
     """Return the partitions per position and positions per partition that are modelled to be fastest.
 
-    With ``extended``, a position is split only if a core then has one batch: with an entropy, several batches of split
-    positions take longer than a shift.
+    With ``extended`` and a 16-bit type, a position is split only if a core then has one batch: with an entropy, several
+    batches of split positions take longer than the form with a shift.
     """
     positions = positions_of_core(num_positions, CORES, 0)
 
@@ -318,13 +318,15 @@ class _Launch(NamedTuple):
     Attributes:
         positions: the positions of the whole launch.
         itemsize: bytes per element of the tiles.
-        batches, rows: the number of batches of the core, and the positions of the first batch.
-        chunk, last: the columns of a chunk, and of the last chunk of a row.
-        chunks, loads: the number of chunks of a row, and of all batches.
+        batches: the number of batches of the core.
+        rows: the number of positions of the first batch: 128, or fewer if the core has fewer or V is very large.
+        chunk, last: the number of columns of a chunk, and of the last chunk of a row.
+        chunks: the number of chunks of a row.
+        loads: the number of chunks of the core.
         buffers: the number of chunks that are on chip at a time.
         folds: whether GpSimd folds the chunks of a forward.
-        load, last_load, all_loads: the times in which the DMA engines load the first chunk, the last chunk of all, and
-            all chunks.
+        load, last_load: the time in which the DMA engines load the first chunk of the core, and the last one.
+        all_loads: the time in which they load all chunks of the core.
         per_cycle: elements that Scalar processes per cycle.
     """
 
@@ -506,9 +508,10 @@ def _stores_ns(launch: _Launch) -> float:
 
 
 def _gather_ns(launch: _Launch, machine: _Machine) -> float:
-    """Return the nanoseconds from the start until the targets' logits of a single batch are on chip, minus their slack.
+    """Return the nanoseconds until the targets' logits of a single batch are on chip, minus ``_GATHER_SLACK``.
 
-    The result is 0 for several batches. The targets of a single batch are loaded after its first chunks.
+    The estimate of a forward is at least this. For several batches it is 0. The targets of a single batch are loaded
+    after its first chunks.
     """
     if launch.batches > 1:
         return 0.0

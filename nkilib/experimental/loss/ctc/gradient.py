@@ -75,7 +75,7 @@ class Classes:
 
     Attributes:
         group: the group of the sequences.
-        classes: one tile per run, float32 [states of the run, P]; column p has the states' classes in partition p.
+        classes: one tile per run, float32 [states of the run, P]; column p has the classes of partition p.
         number_sbuf: the numbers 0, 1, ... in every partition, float32 [128, min(512, C)].
         kept: one-hot vectors, float32 [states of the run, C], by (run, partition); empty if they are recomputed.
     """
@@ -142,7 +142,8 @@ class Occupancies:
 
     Attributes:
         classes: the classes of the states.
-        transposed: a ring buffer of wavefronts, with one tile per run: float32 [states of the run, chunk, P].
+        transposed: a ring buffer with an entry for each wavefront: one tile per run, float32 [states of the run, chunk,
+            P].
     """
 
     classes: Classes

@@ -256,9 +256,10 @@ def ctc_loss_gradient_reference(
 def _errors(reference: CtcLosses, input_lengths: Integers) -> Float64Array:
     """Return the bound on the error of each loss in float32, [N]; 0 for an infinite loss.
 
-    u = 2^-23; rounding to float32 once costs u / 2 of the number. A time step rounds a logarithm three times (two
-    log-adds and the emission), and softplus adds 2 u of a number below log 2. Errors of the operands are averaged,
-    because the derivatives of log-add sum up to 1. So a step costs at most 2 u of the logarithm.
+    u = 2^-23; rounding to float32 once costs u / 2 of the number. A time step computes two log-adds, log(e^a + e^b),
+    and adds the log-probability of the state's class. These three results are rounded, and softplus, in the log-adds,
+    adds 2 u of a number below log 2. A log-add averages the errors of a and b, because its derivatives sum up to 1. So
+    a step costs at most 2 u of the logarithm.
 
     The magnitude of a logarithm is at most loss + 20: if the alignments through a state have the share s of the
     target's probability, the state's alpha is at least log s - loss, and shares below e^-20 count as e^-20.
@@ -298,11 +299,11 @@ def ctc_loss_gradient_bound(
 ) -> Float64Array:
     """Return the accepted error of each element of the gradient, [T, N, C].
 
-    The probability of a state is e to the power alpha + beta - emission + loss. This probability has the errors of
-    alpha and beta, the error of the loss, and four further roundings. This error is relative to the occupancy of the
-    class. The exponential has an error of ``SIMULATED.exp`` units u = 2^-23. Arguments are as for
-    :func:`ctc_loss_gradient_reference`; ``exact`` is the result of that function. Gradients are stored in the type of
-    the log-probabilities.
+    An occupancy is the sum of the probabilities of the states of a class, exp(alpha + beta - emission + loss). Beta is
+    the log-probability of the suffixes that start in the state, emission the log-probability of its class. The errors
+    of alpha, beta and the loss and four further roundings give the relative error of an occupancy. Each exponential has
+    a further error of ``SIMULATED.exp`` units u = 2^-23. Arguments are as for :func:`ctc_loss_gradient_reference`;
+    ``exact`` is the result of that function. Gradients are stored in the type of the log-probabilities.
     """
     relative = np.expm1(_LOGARITHMS * _errors(reference, input_lengths))[np.newaxis, :, np.newaxis] + 4.0 * UNIT
     probabilities = np.exp(np.minimum(log_probs.astype(np.float64), 0.0))

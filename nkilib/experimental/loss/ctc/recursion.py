@@ -65,7 +65,7 @@ def _times(layout: BatchLayout, is_alpha: bool, chunk: int, count: nisa.NkiScala
         layout: the layout of the launch.
         is_alpha: whether time ascends in the order of the recursion.
         chunk: the number of the chunk; in a loop of the device, its number in the first iteration.
-        count: the loop's counter of time steps, a multiple of the chunk; None outside of a loop.
+        count: the loop's counter of time steps, a multiple of the length of a chunk; None outside of a loop.
     """
     first = chunk * layout.chunk if is_alpha else layout.steps - (chunk + 1) * layout.chunk
     if count is not None:
@@ -77,7 +77,7 @@ def run_wavefronts(layout: BatchLayout, is_alpha: bool, per_iteration: int, run:
     """Run all wavefronts in order, and then a last one that only stores results.
 
     The first and last wavefronts, in which some block has nothing to do or a chunk is short, are unrolled. The others
-    run in a loop of the device.
+    run in a loop of the device, unless they are few.
 
     Args:
         layout: the layout of the launch.
@@ -414,7 +414,8 @@ class Recursion:
     ) -> None:
         """Compute the steps of a wavefront; halfway through, compute the emissions of the next wavefront.
 
-        The loads for the next wavefront must have been issued before. At the end its start values are copied.
+        The loads for the next wavefront must have been issued before. At the end, :meth:`carry` copies the values from
+        which the next wavefront starts.
 
         Args:
             wavefront: the wavefront to compute.
@@ -518,7 +519,7 @@ def _finite_losses(group: Group, nll_hbm: nl.NkiTensor) -> nl.NkiTensor:
 class Posteriors:
     """The recursion of beta, and the probabilities of the states, which are computed from alphas and betas.
 
-    The columns of tiles are states, as in :class:`Direction`.
+    The columns of tiles are states, as in :class:`Direction`, without its column for the neighbouring block.
 
     Attributes:
         source: the source of the emissions.

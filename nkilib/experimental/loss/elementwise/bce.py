@@ -134,7 +134,7 @@ class Bce:
 
 
 def _log(piece: Piece, raised_sbuf: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Return a tile of A, and a scratch tile that may be reused; ``raised_sbuf`` is overwritten.
+    """Return a tile of A, and a scratch tile that the caller may reuse; ``raised_sbuf`` is scratch, too.
 
     A small x is multiplied by 2^81 before the logarithm; log(2^81) is subtracted afterwards.
     """
@@ -150,7 +150,7 @@ def _log(piece: Piece, raised_sbuf: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiT
 
 
 def _log_of_complement(piece: Piece, lowered_sbuf: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Return a tile of B, and a scratch tile that may be reused; ``lowered_sbuf`` is overwritten.
+    """Return a tile of B, and a scratch tile that the caller may reuse; ``lowered_sbuf`` is scratch, too.
 
     A constant is added to 1 - x, so that the logarithm is finite at x = 1. There a subtraction makes the result -100.
     """

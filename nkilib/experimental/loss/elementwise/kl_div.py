@@ -15,15 +15,14 @@ float64 reference (:class:`KlDivReference`), the kernels (``kl_div_...``) and th
 
 Errors of float32 arithmetic, with u = 2^-23.
 
-Let l = log t, whose relative error is u / 2. The difference and the product round once
-each.
+Let l = log t, whose relative error is u / 2. The difference and the product round once each.
 
-    t (l - x)       |error| <= u t (|l| / 2 + |l - x|) + 2^-63    2^-64 is added to t, which adds at most as much to t l
+    t (l - x)       |error| <= u t (|l| / 2 + |l - x|) + 2^-63    adding 2^-64 to t moves t l by at most 2^-64
     e^t (t - x)     |error| <= 3 u / 2 of the loss                the exponential, the difference and the product
 
-An additional error of u in log adds u |t l|; an additional error of u in exp adds u of the loss. In the derivatives, 1
-and the difference round once, u / 2 each; a target below 2^-32 is multiplied by 2^64 before its logarithm is computed,
-and log(2^64) is subtracted afterwards; neither number exceeds 2 |l|.
+An additional error of u in log adds u |t l|; an additional error of u in exp adds u of the loss. In log t
++ 1 - x, the addition and the subtraction round once, u / 2 each. To compute log t for a target below 2^-32, log(2^64)
+is subtracted from log(2^64 t); the magnitude of both is at most 2 |l|.
 """
 
 from __future__ import annotations
@@ -179,7 +178,10 @@ def kl_div_reference(input: np.ndarray, target: np.ndarray, log_target: bool) ->
 
 
 def kl_div_gradients_reference(input: np.ndarray, target: np.ndarray, log_target: bool) -> KlDivGradients:
-    """Return the derivatives of the divergence of each element; NaN for a target of 0, as in PyTorch."""
+    """Return the derivatives of the divergence of each element.
+
+    Without ``log_target``, the derivative for a target of 0 is NaN, as in PyTorch.
+    """
     x, t = input.astype(np.float64), target.astype(np.float64)
     with np.errstate(all="ignore"):
         if log_target:

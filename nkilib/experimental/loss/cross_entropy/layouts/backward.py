@@ -3,8 +3,8 @@
 
 """The gradient of cross-entropy in the layouts of :mod:`.batches` (:func:`backward_of_batches`).
 
-holds several positions (*packed*) or a part of one (*split*); a *piece* is the part of a batch that is loaded at a
-time. The coefficients are tiles [partitions, positions of a partition] (:class:`_Coefficients`).
+A partition holds several positions (*packed*) or a part of one (*split*); a *piece* is the part of a batch that is
+loaded at a time. The coefficients are tiles [partitions, positions of a partition] (:class:`_Coefficients`).
 
 The gradient is computed on chip, without a scatter: Scalar computes p; Vector compares the columns, as float16 numbers,
 with the column of the target, and subtracts. Scalar and GpSimd share the products with A. If all losses have the same
@@ -133,7 +133,8 @@ class _Backward:
         log_scale_sbuf: the logarithm of the common upstream gradient, float32 [128, 1]; 0 if the losses have different
             upstream gradients.
         pieces: the pieces of the batches, whose tiles of logits become gradients.
-        exponentials, targets: tiles for exponentials; float16 tiles that are 1 at the targets and 0 elsewhere.
+        exponentials: tiles for exponentials.
+        targets: float16 tiles that are 1 at the targets and 0 elsewhere.
         slopes: tiles for the terms that the gradient of the entropy adds to A.
         scores: tiles for the tangents of capped logits; none without a cap.
         products: the number of products with A so far, by which the engines share them.

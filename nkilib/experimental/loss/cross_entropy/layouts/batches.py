@@ -49,9 +49,8 @@ _SMALL_BYTES, _BYTES_OF_POSITION = 8192, 160
 def _carries(launch: Launch, options: Options) -> bool:
     """Return whether the options allow a split or packed layout.
 
-    They do not allow it with class probabilities, argmax, log_sum_squares, mean_logit, or class weights in sums over
-    all classes, whose factors come in chunks of one position a partition. A cap allows a split layout only: capped
-    logits would gain nothing by being packed.
+    Class probabilities, class weights in sums over all classes, argmax, log_sum_squares and mean_logit require one
+    position per partition. A cap allows a split layout only: capped logits would gain nothing by being packed.
     """
     wanted = options.wanted
     if options.has_probabilities or options.needs_class_weights:

@@ -5,11 +5,11 @@
 
 The maximum of every position is exact. A partition holds several positions (*packed*) or a part of one (*split*). A
 *piece* is the part of a batch that is loaded at a time: some positions of each partition, or some columns of a part of
-a position. Each piece of a position has its own maximum m_k and sum of exponentials, with a cap those of its tangents
-(tanh of logits / cap); *moments* are further sums, for options that need them (:mod:`nkilib.core.rows.statistics`). For
-split positions, the statistics of the partitions are combined at the end (:class:`_Parts`), with the factors
-exp(scale * (m_k - m)), where m is the maximum of the position. The results are computed from tiles [partitions,
-positions of a partition], or [1, positions] for split positions.
+a position. Each piece of a position has its own maximum m_k and sum of exponentials
+(:mod:`nkilib.core.rows.statistics`); with a cap, m_k is the maximum of the tangents, tanh(logit / cap). *Moments* are
+further sums, for options that need them. For split positions, the statistics of the partitions are combined at the end
+(:class:`_Parts`), with the factors exp(scale * (m_k - m)), where m is the maximum of the position. The results are
+computed from tiles [partitions, positions of a partition], or [1, positions] for split positions.
 """
 
 from __future__ import annotations
@@ -338,8 +338,9 @@ class _Forward:
     def _compared(self, piece_sbuf: nl.NkiTensor) -> nl.NkiTensor:
         """Return elements of a piece that include its maxima.
 
-        GpSimd computes the larger element of each pair in some pieces, so that Vector compares half as many: in some
-        pieces of 16-bit types, and with an entropy in all pieces but the first. Short pieces are returned as they are.
+        In some pieces GpSimd keeps the larger element of each pair, so that Vector compares half as many. With an
+        entropy these are all pieces but the first; without, every ``_SHARED_MAXIMA``-th piece of a 16-bit type. Other
+        pieces, and short ones, are returned as they are.
         """
         self.compared += 1
         is_shared = piece_sbuf.dtype != nl.float32 and self.compared % _SHARED_MAXIMA == 0

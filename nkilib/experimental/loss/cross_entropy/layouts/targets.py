@@ -75,10 +75,10 @@ class ColumnsOnChip:
         """Gather one element of each position of a piece.
 
         Args:
-            dst_sbuf: the destination, [partitions, positions of the batch]; the columns of the piece are written.
+            dst_sbuf: the destination, [partitions, positions of the batch]; the positions of the piece are written.
             piece_sbuf: the piece, [partitions, positions of the piece, V].
             column_sbuf: the columns to gather, int32 [partitions, positions of the batch].
-            piece: the position of the piece in its batch.
+            piece: says which positions of the batch the piece has.
         """
         index_sbuf = nl.ndarray((column_sbuf.shape[0], piece.rows), dtype=nl.uint32, buffer=nl.sbuf)
         starts_sbuf = self.row_start_sbuf[:, 0 : piece.rows]
