@@ -6,6 +6,7 @@ current one.
 
 A :class:`Stream` loads the chunks (:class:`Chunk`) of a core in their order. :func:`run_overlapped` is the loop; it
 takes the pieces of a :class:`PieceStream`, which need not be chunks, and the two steps of :class:`Overlapped`.
+:class:`SplitRows` are rows of chunks that are parts of the matrix' rows.
 
 Each queue and each engine runs its instructions in the order of issue. If a piece were finished before the next one is
 begun, an engine that has nothing to do with the end of this piece would still wait for it.
@@ -18,6 +19,7 @@ from typing import Generic, Protocol, TypeVar
 
 from nkilib.core.hardware import div_ceil
 from nkilib.core.rows.batches import RowsOfMatrix
+from nkilib.core.rows.row_plan import RowBatch, RowPiece
 from nkilib.nki import nisa, nl
 
 Rows = TypeVar("Rows", bound=RowsOfMatrix)
@@ -68,12 +70,52 @@ class Chunk(Generic[Rows]):
 
 
 @dataclass(frozen=True)
+class SplitRows:
+    """The parts of the rows of a batch, as the rows of chunks: a chunk has some columns of every part.
+
+    Attributes:
+        batch: the rows, each on ``batch.plan.parts`` partitions.
+    """
+
+    batch: RowBatch
+
+    @property
+    def rows(self) -> int:
+        """The number of parts, one in each partition."""
+        return self.batch.partitions
+
+    @property
+    def columns(self) -> int:
+        """The number of columns of a part, padding included."""
+        return self.batch.plan.columns
+
+    def part_of(self, matrix_hbm: nl.NkiTensor, start: int, end: int) -> nl.NkiTensor:
+        """Return columns ``start`` to ``end`` of the parts, which all of them must have, [rows, parts of a row,
+        columns].
+        """
+        batch, plan = self.batch, self.batch.plan
+        rows_hbm = matrix_hbm[batch.first : batch.first + batch.lines, 0 : plan.parts * plan.width]
+        return rows_hbm.reshape_dim(1, (plan.parts, plan.width))[:, :, start:end]
+
+    def load(self, matrix_hbm: nl.NkiTensor, start: int, end: int, chunk_sbuf: nl.NkiTensor, padding: float) -> None:
+        """Load columns of the parts into a tile [parts, columns]; ``padding`` where only the last part of a row has
+        data.
+        """
+        self.batch.load(matrix_hbm, RowPiece(0, 1, start, end, 0), chunk_sbuf.expand_dim(1), padding)
+
+    def store(self, matrix_hbm: nl.NkiTensor, start: int, end: int, chunk_sbuf: nl.NkiTensor) -> None:
+        """Store a tile [parts, columns], without its padding, as columns of the parts."""
+        self.batch.store(matrix_hbm, RowPiece(0, 1, start, end, 0), chunk_sbuf.expand_dim(1))
+
+
+@dataclass(frozen=True)
 class Stream(Generic[Rows]):
     """A matrix as the sequence of chunks that a core processes, and the ring buffer that the chunks are loaded into.
 
     Attributes:
         matrix_hbm: the matrix, [N, columns].
         batches: the batches of the core, in the order of its visits; a batch may be visited more than once.
+        columns: the columns of a row of a batch: those of the matrix, unless rows are parts of its rows.
         buffers_sbuf: one or more tiles [rows, columns of a chunk].
         chunk_size: the columns of a chunk; the first and the last chunk of a row may have fewer.
         first_size: the columns of the first chunk of a row, if the row has as many.
@@ -82,6 +124,7 @@ class Stream(Generic[Rows]):
 
     matrix_hbm: nl.NkiTensor
     batches: list[Rows]
+    columns: int
     buffers_sbuf: list[nl.NkiTensor]
     chunk_size: int
     first_size: int
@@ -94,6 +137,7 @@ class Stream(Generic[Rows]):
         batches: list[Rows],
         buffers_sbuf: list[nl.NkiTensor],
         is_first_halved: bool = False,
+        columns: int | None = None,
     ) -> Stream[Rows]:
         """Make a stream whose chunks have the columns of a buffer.
 
@@ -101,11 +145,13 @@ class Stream(Generic[Rows]):
             matrix_hbm, batches, buffers_sbuf: see the attributes.
             is_first_halved: whether the first chunk of a row has half as many columns, so that work that waits for it
                 starts earlier.
+            columns: the columns of a row; None: those of the matrix.
         """
         chunk_size = buffers_sbuf[0].shape[1]
+        columns = matrix_hbm.shape[1] if columns is None else columns
         first_size = div_ceil(chunk_size, 2) if is_first_halved else chunk_size
-        chunks = num_chunks(matrix_hbm.shape[1], first_size, chunk_size)
-        return cls(matrix_hbm, batches, buffers_sbuf, chunk_size, first_size, chunks)
+        chunks = num_chunks(columns, first_size, chunk_size)
+        return cls(matrix_hbm, batches, columns, buffers_sbuf, chunk_size, first_size, chunks)
 
     @property
     def loads(self) -> int:
@@ -117,7 +163,7 @@ class Stream(Generic[Rows]):
         visit, number = divmod(load, self.num_chunks)
         end = self.first_size + number * self.chunk_size
         start = max(0, end - self.chunk_size)
-        return Chunk(load, self.batches[visit], number, start, min(end, self.matrix_hbm.shape[1]))
+        return Chunk(load, self.batches[visit], number, start, min(end, self.columns))
 
     def loaded(self, load: int) -> nl.NkiTensor:
         """Return a chunk on chip, and issue the loads of later chunks into free buffers, round-robin.
