@@ -19,7 +19,7 @@ NKILIB = CHECKOUT / "nkilib"
 PACKAGES = [init.parent for init in sorted(NKILIB.rglob("__init__.py"))]
 MODULES = sorted(NKILIB.rglob("*.py"))
 
-MOST_FILES = 552
+MOST_FILES = 553
 MOST_LINES_OF_FILE, MOST_CODE_LINES_OF_FILE = 600, 400
 MOST_LINES_OF_FUNCTION = 60
 MOST_FILES_OF_FOLDER = 15

@@ -59,7 +59,7 @@ CHOOSERS: Final[dict[str, Chooser]] = {
     "loop of a linear backward": Chooser(f"{_SHARED}.backward.one_core", "planned_cover"),
     "tiling of a linear distillation": Chooser(f"{_PAIR}.validation", "forward_tiling"),
     "linear distillation backward": Chooser(f"{_PAIR}.backward", "require_fitting_plan", 2, _OF_BACKWARD),
-    "tiling of a distillation": Chooser(f"{_LOSS}.distillation.kernels", "choose_distillation_tiling"),
+    "tiling of a distillation": Chooser(f"{_LOSS}.distillation.kernels", "tiling_of"),
     "mixture": Chooser(f"{_LOSS}.distillation.mixture", "mixture_plan"),
     "chunks at a time of a mixture's gradient": Chooser(f"{_LOSS}.distillation.backward", "gradient_group"),
     "tiling of elements": Chooser(f"{_LOSS}.skeletons.elementwise.run", "choose_elementwise_tiling"),

@@ -123,13 +123,18 @@ def test_the_choice_is_that_of_the_options(capsys: pytest.CaptureFixture[str]) -
     """Jensen-Shannon has more on chip than a Kullback-Leibler divergence."""
     sizes = ("--positions", "8", "--vocab", "9000", "--dtype", "float32", "--family", "distillation")
     logits = spec((8, 9000), "float32")
-    chunks = set()
-    for beta in (0.0, 0.5):
-        code, printed, errors = command(capsys, "profile", *sizes, "--arg", f"beta={beta}")
-        assert (code, errors) == (0, "")
-        assert printed.endswith(f"{profile(distillation_forward[2], logits, logits, beta=beta)}\n")
-        chunks.add(printed.splitlines()[0])
-    assert len(chunks) == 2
+    asked: tuple[tuple[str, ...], ...] = ((), ("--partitions-per-position", "1"), ("--chunk-size", "500"))
+    for options, parts in zip(asked, (32, 1, 1), strict=True):
+        chunks = set()
+        for beta in (0.0, 0.5):
+            code, printed, errors = command(capsys, "profile", *sizes, *options, "--arg", f"beta={beta}")
+            assert (code, errors) == (0, "")
+            chunks.add(printed.splitlines()[0])
+            assert f", partitions_per_position={parts}\n" in printed
+            if not options or options[0] != "--chunk-size":
+                launch = {"beta": beta, "partitions_per_position": parts}
+                assert printed.endswith(f"{profile(distillation_forward[2], logits, logits, **launch)}\n")
+        assert len(chunks) == (2 if options == asked[1] else 1)
 
 
 @pytest.mark.parametrize(

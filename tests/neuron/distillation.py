@@ -19,6 +19,9 @@ OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "forward": {"chunk_size": 250},
     "reverse": {"beta": 1.0, "temperature": 2.0},
     "mixture": {"beta": 0.3, "temperature": 0.5, "ignore_index": 2},
+    "split positions": {"partitions_per_position": 4},
+    "split positions, reverse": {"beta": 1.0, "partitions_per_position": 8, "chunk_size": 40},
+    "split positions, mixture": {"beta": 0.3, "partitions_per_position": 4},
     "temperatures": {"temperature_hbm": np.linspace(0.5, 2.0, ROWS, dtype=np.float32)},
 }
 

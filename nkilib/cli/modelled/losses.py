@@ -293,6 +293,8 @@ class DistillationKernels(InChunks):
     """
 
     NAMES: ClassVar[tuple[str, ...]] = ("distillation",)
+    SIZES: ClassVar[dict[str, str]] = {"chunk_size": "C", "partitions_per_position": "F"}
+    OPTIONS: ClassVar[tuple[str, ...]] = tuple(SIZES)
     CHOOSER: ClassVar[str] = "choose_distillation_tiling"
     CONDITION: ClassVar[str] = "with --family distillation: "
     WHICH: ClassVar[str] = "with --family distillation"
@@ -309,9 +311,35 @@ class DistillationKernels(InChunks):
     def chosen(self, **arguments: Any) -> DistillationTiling:
         from nkilib.experimental.loss.distillation.tiling import choose_distillation_tiling
 
-        of_pair = 2 * (4 if self.dtype == "float32" else 2)
         is_mixed = 0 < arguments.get("beta", 0) < 1
-        return choose_distillation_tiling(self.options.vocab, of_pair, is_mixed, self.is_backward)
+        return choose_distillation_tiling(
+            self.options.vocab, self._bytes_of_pair, is_mixed, self.is_backward, self.options.positions
+        )
+
+    def cut(self, asked: dict[str, int], **arguments: Any) -> DistillationTiling:
+        """Return the default tiling with the sizes that are asked for, which are those of one partition a position
+        unless a number of partitions is among them.
+        """
+        if not asked:
+            return self.chosen(**arguments)
+        return self._tiling(asked.get("partitions_per_position", 1), **arguments)._replace(**asked)
+
+    def tilings(self) -> set[DistillationTiling]:
+        """Return the tilings that ``tune`` compares."""
+        all_parts = self.options.partitions_per_position or {1, self.chosen().partitions_per_position}
+        sizes = product(all_parts, self.options.chunk_size or _CHUNKS)
+        return {self._tiling(parts)._replace(chunk_size=chunk_size) for parts, chunk_size in sizes}
+
+    def _tiling(self, parts: int, **arguments: Any) -> DistillationTiling:
+        """Return the default tiling of a launch with a number of partitions a position."""
+        from nkilib.experimental.loss.distillation.tiling import Form, tiling_of
+
+        form = Form.of(0 < arguments.get("beta", 0) < 1, self.is_backward)
+        return tiling_of(self.options.vocab, self._bytes_of_pair, form, parts)
+
+    @property
+    def _bytes_of_pair(self) -> int:
+        return 2 * (2 if self.dtype == "bfloat16" else 4)
 
     def profile(self, tiling: Any, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
         """Return the profile of a launch; ``trips`` sets the iterations of the forward's loop over recomputed

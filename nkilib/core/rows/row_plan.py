@@ -15,7 +15,7 @@ The number of rows per partition affects no bit of a result, so :func:`batches_o
 rows.
 
 The values of several partitions are moved to a *line*, side by side in one partition (:func:`on_line`), and back
-(:func:`off_line`, :func:`column_of`). GpSimd shares the maxima of rows with Vector (:func:`halved`).
+(:func:`off_line`, :func:`column_of`).
 
 A row of C elements lies on F partitions, 1 to 128. Its *part* on a partition is W = floor(C / F) columns wide; the last
 part has the remaining columns too, its *tail*. The other parts have the same number of padding columns instead, which
@@ -31,8 +31,6 @@ from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS, div_ceil
 from nkilib.core.plan_limits import limited_sbuf_bytes
 from nkilib.core.rows.batches import Batch
 from nkilib.core.rows.checks import require
-from nkilib.core.rows.sbuf import Ring
-from nkilib.core.rows.statistics import halve
 from nkilib.nki import nisa, nl
 
 # Bytes per partition for all tiles together: SBUF of trn1 has 180,224 bytes, later generations have more; the rest is
@@ -418,11 +416,15 @@ class RowBatch:
         All partitions of a row get the row's element.
         """
         values_sbuf = nl.ndarray((self.partitions, self.rows_each), dtype=dtype, buffer=nl.sbuf)
+        self.load_values(vector_hbm, values_sbuf)
+        return values_sbuf
+
+    def load_values(self, vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> None:
+        """Load the elements of a vector as :meth:`loaded` does, into a tile of the caller."""
         of_rows_hbm = self._of_rows(vector_hbm)
         if self.plan.parts > 1:
             of_rows_hbm = of_rows_hbm.broadcast(1, self.plan.parts)
         nisa.dma_copy(dst=values_sbuf, src=of_rows_hbm)
-        return values_sbuf
 
     def stored(self, vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> nisa.NkiInstruction:
         """Store a tile [lines, rows per partition] as the elements of the rows in a vector [N]; return the DMA
@@ -548,13 +550,3 @@ def column_of(line_sbuf: nl.NkiTensor) -> nl.NkiTensor:
     column_psum = nl.ndarray((line_sbuf.shape[1], 1), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_transpose(dst=column_psum, data=line_sbuf)
     return column_psum
-
-
-def halved(x_sbuf: nl.NkiTensor, halves: Ring) -> nl.NkiTensor:
-    """Return the maxima of pairs of elements of [partitions, rows, columns], with half the columns; see
-    :func:`nkilib.core.rows.statistics.halve`.
-    """
-    partitions, rows, columns = x_sbuf.shape
-    halves_sbuf = halves.next_shaped((partitions, rows, div_ceil(columns, 2)))
-    halve(halves_sbuf, x_sbuf)
-    return halves_sbuf

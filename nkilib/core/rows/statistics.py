@@ -7,7 +7,8 @@
 *tiles of chunks*, [rows, batches, columns], which hold a number for each chunk of each row; :class:`Place` is the place
 of a chunk in them. Other values that are gathered chunk by chunk use the same layout. GpSimd can *fold* chunks, that
 is, shorten them by maxima of pairs (:func:`halve`), before Vector computes their maxima: :class:`Folding` says how
-often, :class:`MaximumFolds` has the tiles.
+often, :class:`MaximumFolds` has the tiles; :func:`halved` does it for several rows per partition.
+:class:`SplitStatistics` combines the partitions of rows that lie on several.
 
 For chunk k of a row x let m_k be the maximum of its elements and s_k the sum of exp(x - m_k). Then with m = max over k
 of m_k,
@@ -32,13 +33,18 @@ large elements cancel before anything is rounded; only the arguments of exponent
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nkilib.core.hardware import div_ceil
 from nkilib.core.rows.batches import GROUP_BATCHES_MAX, BatchGroup
-from nkilib.core.rows.sbuf import DividedSbuf, SbufPlan, dtype_bytes
+from nkilib.core.rows.row_plan import RowBatch, off_line, on_line
+from nkilib.core.rows.sbuf import DividedSbuf, Ring, SbufPlan, dtype_bytes
 from nkilib.core.rows.scale import ONE, Scale
 from nkilib.core.rows.tiles import clamp
 from nkilib.nki import nisa, nl
+
+if TYPE_CHECKING:
+    from nkilib.nki import Operator
 
 # Columns of the tiles of per-chunk statistics, which the batches of a group share.
 STATISTICS_COLUMNS = 128
@@ -254,6 +260,60 @@ class Statistics:
         nisa.activation(dst=self.log_sum_sbuf, op=nl.log, data=self.row_sum_sbuf)
 
 
+@dataclass(frozen=True)
+class SplitStatistics:
+    """The statistics of split rows, from those of their parts.
+
+    Attributes:
+        batch: the rows.
+        parts: the statistics of the pieces of each partition, [partitions, 1, pieces].
+        rows: the statistics of the rows, [1, rows].
+    """
+
+    batch: RowBatch
+    parts: Statistics
+    rows: Statistics
+
+    def maxima_on_line(self, pieces: int) -> nl.NkiTensor:
+        """Compute minus the maximum of each partition, and return them on a line, [1, partitions] in PSUM."""
+        parts = self.parts
+        neg_max_sbuf = parts.columns.in_use(parts.neg_max_sbuf, pieces)
+        of_part_sbuf = neg_max_sbuf[:, :, 0]
+        if pieces > 1:
+            of_part_sbuf = parts.row_neg_max_sbuf
+            nisa.tensor_reduce(dst=of_part_sbuf, op=nl.minimum, data=neg_max_sbuf, axis=2)
+        return on_line(of_part_sbuf)
+
+    def take_maxima(self, line_psum: nl.NkiTensor) -> nl.NkiTensor:
+        """Compute minus the maximum m of each row from the result of :meth:`maxima_on_line`, and return it for each
+        partition of the row, [partitions, 1] in PSUM.
+        """
+        self.reduce_line(self.rows.row_neg_max_sbuf, line_psum, nl.minimum)
+        return off_line(self.rows.row_neg_max_sbuf, self.batch.plan.parts)
+
+    def take_distances(self, of_rows_psum: nl.NkiTensor, pieces: int) -> nl.NkiTensor:
+        """Compute the distances m_k - m of the pieces of each partition, which are returned and overwrite the weights.
+
+        ``of_rows_psum`` is the result of :meth:`take_maxima`.
+        """
+        parts = self.parts
+        neg_max_sbuf = parts.columns.in_use(parts.neg_max_sbuf, pieces)
+        distances_sbuf = parts.columns.in_use(parts.weights_sbuf, pieces)
+        of_rows_psum = of_rows_psum.expand_dim(2).broadcast(2, pieces)
+        nisa.tensor_tensor(dst=distances_sbuf, data1=of_rows_psum, data2=neg_max_sbuf, op=nl.subtract)
+        return distances_sbuf
+
+    def combine_sums(self, pieces: int) -> None:
+        """Compute the sums of exponentials of the rows, once the distances are replaced by weights."""
+        self.parts.combine_sums(pieces)
+        self.reduce_line(self.rows.row_sum_sbuf, on_line(self.parts.row_sum_sbuf), nl.add)
+
+    def reduce_line(self, dst_sbuf: nl.NkiTensor, line_psum: nl.NkiTensor, op: Operator) -> None:
+        """Reduce the numbers of the partitions of each row, [1, partitions] to [1, rows]."""
+        by_row_psum = line_psum.reshape((1, self.batch.lines, self.batch.plan.parts))
+        nisa.tensor_reduce(dst=dst_sbuf, op=op, data=by_row_psum, axis=2)
+
+
 def halve(dst_sbuf: nl.NkiTensor, x_sbuf: nl.NkiTensor) -> None:
     """Write the maxima of pairs of elements of a tile [..., columns] to ``dst_sbuf``, [..., half the columns], on
     GpSimd.
@@ -271,6 +331,16 @@ def halve(dst_sbuf: nl.NkiTensor, x_sbuf: nl.NkiTensor) -> None:
         op=nl.maximum,
         engine=nisa.engine.gpsimd,
     )
+
+
+def halved(x_sbuf: nl.NkiTensor, halves: Ring) -> nl.NkiTensor:
+    """Compute the maximum of each pair of elements of the rows of [partitions, rows, columns]; see
+    :func:`halve`.
+    """
+    partitions, rows, columns = x_sbuf.shape
+    halves_sbuf = halves.next_shaped((partitions, rows, div_ceil(columns, 2)))
+    halve(halves_sbuf, x_sbuf)
+    return halves_sbuf
 
 
 @dataclass(frozen=True)

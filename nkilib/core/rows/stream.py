@@ -6,7 +6,8 @@ finishes the current one.
 
 A :class:`Stream` loads the chunks (:class:`Chunk`) of a core in their order. :func:`run_overlapped` is the loop. It
 takes *pieces* (parts of chunks, or whole chunks) from a :class:`PieceStream`, and does the two steps of
-:class:`Overlapped` for each piece. A *visit* is the processing of one loaded chunk.
+:class:`Overlapped` for each piece. A *visit* is the processing of one loaded chunk. :class:`SplitRows` are rows whose
+chunks are columns of a part of a row of the matrix.
 
 Each queue and each engine runs its instructions in the order of issue. If a piece were finished before the next one is
 begun, an engine that has nothing to do with the end of this piece would still wait for it.
@@ -19,6 +20,7 @@ from typing import Generic, Protocol, TypeVar
 
 from nkilib.core.hardware import div_ceil
 from nkilib.core.rows.batches import RowsOfMatrix
+from nkilib.core.rows.row_plan import RowBatch, RowPiece
 from nkilib.nki import nisa, nl
 
 Rows = TypeVar("Rows", bound=RowsOfMatrix)
@@ -71,12 +73,52 @@ class Chunk(Generic[Rows]):
 
 
 @dataclass(frozen=True)
+class SplitRows:
+    """The parts of the rows of a batch, as the rows of chunks: a chunk has some columns of every part.
+
+    Attributes:
+        batch: the rows, each on ``batch.plan.parts`` partitions.
+    """
+
+    batch: RowBatch
+
+    @property
+    def rows(self) -> int:
+        """The number of parts, one in each partition."""
+        return self.batch.partitions
+
+    @property
+    def columns(self) -> int:
+        """The number of columns of a part, padding included."""
+        return self.batch.plan.columns
+
+    def part_of(self, matrix_hbm: nl.NkiTensor, start: int, end: int) -> nl.NkiTensor:
+        """Return columns ``start`` to ``end`` of the parts, which all of them must have, [rows, parts of a row,
+        columns].
+        """
+        batch, plan = self.batch, self.batch.plan
+        rows_hbm = matrix_hbm[batch.first : batch.first + batch.lines, 0 : plan.parts * plan.width]
+        return rows_hbm.reshape_dim(1, (plan.parts, plan.width))[:, :, start:end]
+
+    def load(self, matrix_hbm: nl.NkiTensor, start: int, end: int, chunk_sbuf: nl.NkiTensor, padding: float) -> None:
+        """Load columns of the parts into a tile [parts, columns]; ``padding`` where only the last part of a row has
+        data.
+        """
+        self.batch.load(matrix_hbm, RowPiece(0, 1, start, end, 0), chunk_sbuf.expand_dim(1), padding)
+
+    def store(self, matrix_hbm: nl.NkiTensor, start: int, end: int, chunk_sbuf: nl.NkiTensor) -> None:
+        """Store a tile [parts, columns], without its padding, as columns of the parts."""
+        self.batch.store(matrix_hbm, RowPiece(0, 1, start, end, 0), chunk_sbuf.expand_dim(1))
+
+
+@dataclass(frozen=True)
 class Stream(Generic[Rows]):
     """A matrix as the sequence of chunks that a core processes, and the ring buffer that the chunks are loaded into.
 
     Attributes:
         matrix_hbm: the matrix, [N, columns].
         batches: the batches of the core in the order of processing; a batch may occur more than once.
+        columns: the number of columns of a row of a batch: those of the matrix, or of a part of a row of the matrix.
         buffers_sbuf: the tiles of the ring buffer, [rows, columns of a chunk].
         chunk_size: the number of columns of a chunk; the first and the last chunk of a row may have fewer.
         first_size: the number of columns of the first chunk of a row; a shorter row is one chunk.
@@ -85,6 +127,7 @@ class Stream(Generic[Rows]):
 
     matrix_hbm: nl.NkiTensor
     batches: list[Rows]
+    columns: int
     buffers_sbuf: list[nl.NkiTensor]
     chunk_size: int
     first_size: int
@@ -97,6 +140,7 @@ class Stream(Generic[Rows]):
         batches: list[Rows],
         buffers_sbuf: list[nl.NkiTensor],
         is_first_halved: bool = False,
+        columns: int | None = None,
     ) -> Stream[Rows]:
         """Return a stream whose chunks have as many columns as a buffer.
 
@@ -104,11 +148,13 @@ class Stream(Generic[Rows]):
             matrix_hbm, batches, buffers_sbuf: see the attributes.
             is_first_halved: whether the first chunk of a row has half as many columns, so that work that waits for it
                 starts earlier.
+            columns: the number of columns of a row; None for those of the matrix.
         """
         chunk_size = buffers_sbuf[0].shape[1]
+        columns = matrix_hbm.shape[1] if columns is None else columns
         first_size = div_ceil(chunk_size, 2) if is_first_halved else chunk_size
-        chunks = num_chunks(matrix_hbm.shape[1], first_size, chunk_size)
-        return cls(matrix_hbm, batches, buffers_sbuf, chunk_size, first_size, chunks)
+        chunks = num_chunks(columns, first_size, chunk_size)
+        return cls(matrix_hbm, batches, columns, buffers_sbuf, chunk_size, first_size, chunks)
 
     @property
     def loads(self) -> int:
@@ -120,7 +166,7 @@ class Stream(Generic[Rows]):
         visit, number = divmod(load, self.num_chunks)
         end = self.first_size + number * self.chunk_size
         start = max(0, end - self.chunk_size)
-        return Chunk(load, self.batches[visit], number, start, min(end, self.matrix_hbm.shape[1]))
+        return Chunk(load, self.batches[visit], number, start, min(end, self.columns))
 
     def loaded(self, load: int) -> nl.NkiTensor:
         """Return the tile of a chunk, [rows, columns of the chunk], and issue the loads of later chunks into free

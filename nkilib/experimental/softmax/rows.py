@@ -31,11 +31,11 @@ from nkilib.core.rows.row_plan import (
     RowPlan,
     Streams,
     batches_of_core,
-    halved,
     kept_plan,
     row_plan,
 )
 from nkilib.core.rows.sbuf import Ring, element_bytes, ring_of
+from nkilib.core.rows.statistics import halved
 from nkilib.core.rows.tiles import FLOAT32_HIGHEST, load_table
 from nkilib.experimental.softmax.row_schedule import run
 from nkilib.experimental.softmax.row_statistics import (

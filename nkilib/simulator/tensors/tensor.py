@@ -304,7 +304,7 @@ class NkiTensor(AccessPatterns, PythonOperators):
     def select(self, dim: int, index: int | NkiTensor | DeviceInteger) -> NkiTensor:
         """Return one element of dimension ``dim``, at an integer or a run-time index.
 
-        A run-time index is a register, an ``NkiScalar`` (on chip of 32 bits) or an SBUF tensor (1, 1). Its value is
+        A run-time index is a register, an ``NkiScalar`` (32-bit for a tensor on chip) or an SBUF tensor (1, 1). Its value is
         read when an instruction uses the view.
 
         Raises:
@@ -445,11 +445,11 @@ class NkiTensor(AccessPatterns, PythonOperators):
         docstring says. (In the deep dive on access patterns it replaces the view's offset; both agree if the tensor
         starts at the beginning of its storage.) A scalar or vector offset counts in steps of dimension ``indirect_dim``
         of the tensor on which ``ap`` is called, whatever the pattern says. A scalar offset is a register, an
-        ``NkiScalar`` (of int64 in HBM only) or an SBUF tensor (1, 1).
+        ``NkiScalar`` (int64 only for a tensor in HBM) or an SBUF tensor (1, 1).
 
-        On chip the first stride is one partition: the number of elements in a partition of the storage, or, on a view
-        that is dense in a partition, the number of elements per partition of the view. Published kernels use the second
-        form, which treats a slice as a tensor of its own; the offset then counts that many elements per partition.
+        On chip the first stride must be one partition. That is the number of elements in a partition of the storage. If
+        the view is dense in a partition, the number of elements per partition of the view is accepted too, as in
+        published kernels, which treat a slice as a tensor of its own; ``offset`` then counts in these partitions.
 
         A static pattern that leaves the storage, or a partition, makes a view that raises OutOfRangeError when it is
         used.

@@ -4,10 +4,10 @@
 """DTensors: this rank's part of each tensor, and the ranks that hold the other classes of its rows.
 
 - :func:`dtensor`: whether an argument is a DTensor;
-- :func:`local_part`: all arguments of a loss as plain tensors, :class:`LocalPart`; :data:`OF_PARTS`: the loss functions
-  for rows whose columns are spread over ranks;
-- :func:`shards_of`, :func:`spread_of`, :func:`replicated`: a single tensor; :class:`Spread`: the ranks that hold its
-  columns, with sizes from :func:`chunk_sizes`;
+- :func:`local_part`: all arguments of a loss as plain tensors, :class:`LocalPart`;
+- :data:`OF_PARTS`: the loss functions for rows whose classes are spread over ranks;
+- :func:`shards_of`: the mesh dimensions that shard a tensor; :func:`replicated`: a tensor that all ranks have;
+- :func:`spread_of`: the ranks that hold a dimension of a tensor, :class:`Spread`, with sizes from :func:`chunk_sizes`;
 - :func:`check_member`, :func:`without_rule`: errors for meshes and placements.
 
 The results that are computed from the parts are plain tensors, for the rows of this rank. This module communicates

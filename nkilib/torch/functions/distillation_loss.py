@@ -9,6 +9,7 @@ check options and labels, and :func:`reduced_divergence`.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -18,11 +19,17 @@ from typing_extensions import Unpack
 
 from nkilib.core.host.options import NoKeywords, as_float, as_int, check_flags, hides_unknown, refuse_unknown
 from nkilib.experimental import loss as kernels
-from nkilib.experimental.loss.distillation.launch import LEAST_TEMPERATURE, MOST_TEMPERATURE, DistillationOptions
+from nkilib.experimental.loss.distillation.launch import (
+    LEAST_TEMPERATURE,
+    MOST_TEMPERATURE,
+    DistillationOptions,
+    bytes_of_pair,
+)
+from nkilib.experimental.loss.distillation.tiling import choose_distillation_tiling
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.autograd import differentiate
 from nkilib.torch.dispatch.checks import Caller
-from nkilib.torch.dispatch.operator import FLOAT_DTYPES, Call, Input, Operator, Output, as_first
+from nkilib.torch.dispatch.operator import FLOAT_DTYPES, TILE_DTYPES, Call, Input, Operator, Output, as_first
 from nkilib.torch.dispatch.register import register
 from nkilib.torch.losses import outputs
 from nkilib.torch.losses.checks import BATCHMEAN, check_reduction_or_batchmean
@@ -131,6 +138,16 @@ def _check_temperatures(call: Call) -> None:
     check_temperatures(DISTILLATION, call.tensors["temperatures"], LEAST_TEMPERATURE, MOST_TEMPERATURE)
 
 
+def _arguments(call: Call, is_backward: bool) -> dict[str, Any]:
+    """Return the partitions of a position, which depend on the number of positions."""
+    is_mixed = 0.0 < call.group(DistillationOptions).beta < 1.0
+    pair = (call.tensors[logits.name] for logits in _LOGITS)
+    of_pair = bytes_of_pair(*(TILE_DTYPES[logits.dtype] for logits in pair if logits is not None))
+    positions, vocabulary = call.first.shape
+    tiling = choose_distillation_tiling(vocabulary, of_pair, is_mixed, is_backward, positions)
+    return {"partitions_per_position": tiling.partitions_per_position}
+
+
 _FORWARD: Final = register(
     Operator(
         "distillation_forward",
@@ -138,6 +155,7 @@ _FORWARD: Final = register(
         options=(DistillationOptions,),
         outputs=(Output("loss", depends_on=("student",)), *(Output(name) for name in _SAVED)),
         kernel=lambda: kernels.distillation_forward,
+        arguments=partial(_arguments, is_backward=False),
         check_values=_check_temperatures,
         instead=DISTILLATION.instead,
     )
@@ -150,6 +168,7 @@ _BACKWARD: Final = register(
         options=(DistillationOptions,),
         outputs=(Output("grad_student", None, as_first),),
         kernel=lambda: kernels.distillation_backward,
+        arguments=partial(_arguments, is_backward=True),
         may_overwrite=True,
         check_values=_check_temperatures,
         instead=DISTILLATION.instead,

@@ -25,6 +25,8 @@ from nkilib.verify.kernels.case import Case, Reference, References
 _SIZES: Final = (140, 1100)
 _CHUNK: Final = 500
 _IGNORED: Final = 5
+# Three batches on each core, the last one a short one; three chunks of a part.
+_SPLIT: Final = {"partitions_per_position": 4, "chunk_size": 100}
 _OF_LOSS: Final = ("beta", "temperature", "temperature_hbm")
 _RESULTS: Final = ("loss", "moment", "student_shift", "student_sum", "teacher_shift", "teacher_sum")
 
@@ -48,10 +50,15 @@ def _options_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {"beta": arguments["beta"], "temperature": arguments.get("temperature_hbm", arguments.get("temperature"))}
 
 
+def _is_split(arguments: Mapping[str, Any]) -> bool:
+    """Tell whether positions lie on several partitions, which the bounds depend on."""
+    return "partitions_per_position" in arguments
+
+
 def _references(arguments: Mapping[str, Any]) -> References:
     pair, options = (arguments["student_hbm"], arguments["teacher_hbm"]), _options_of(arguments)
     exact = distillation_reference(*pair, arguments["labels_hbm"], ignore_index=_IGNORED, **options)
-    return {"loss": Reference(exact, distillation_bound(*pair, **options))}
+    return {"loss": Reference(exact, distillation_bound(*pair, **options, is_split=_is_split(arguments)))}
 
 
 def _backward_arguments(type_name: str, **options: Any) -> dict[str, Any]:
@@ -67,7 +74,8 @@ def _backward_references(arguments: Mapping[str, Any]) -> References:
     triple = arguments["student_hbm"], arguments["teacher_hbm"], arguments["grad_loss_hbm"]
     options = _options_of(arguments)
     exact = distillation_gradient_reference(*triple, arguments["labels_hbm"], ignore_index=_IGNORED, **options)
-    return {"gradient": Reference(exact, distillation_gradient_bound(*triple, exact, **options))}
+    bound = distillation_gradient_bound(*triple, exact, **options, is_split=_is_split(arguments))
+    return {"gradient": Reference(exact, bound)}
 
 
 def cases() -> Iterator[Case]:
@@ -79,6 +87,8 @@ def cases() -> Iterator[Case]:
             ("reverse KL", 2, {"beta": 1.0, "temperature": 2.0}),
             ("Jensen-Shannon", 2, {"beta": 0.5, "temperature": 2.0}),
             ("temperatures of positions", 2, {"beta": 0.5, "temperature_hbm": of_positions}),
+            ("several partitions a position", 2, {"beta": 0.0, "temperature": 2.0, **_SPLIT}),
+            ("Jensen-Shannon, several partitions a position", 2, {"beta": 0.5, "temperature": 2.0, **_SPLIT}),
         ):
             yield Case(
                 f"distillation_forward: {name}, {type_name}",

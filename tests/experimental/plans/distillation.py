@@ -20,7 +20,7 @@ from nkilib.experimental.loss.distillation.host import (
     distillation_reference,
 )
 from nkilib.experimental.loss.distillation.launch import Launch
-from nkilib.experimental.loss.distillation.tiling import gradient_group, mixture_plan
+from nkilib.experimental.loss.distillation.tiling import choose_distillation_tiling, gradient_group, mixture_plan
 from nkilib.nki import nl
 from nkilib.simulator import spec
 from tests.experimental.loss.distillation.inputs import pair, upstream
@@ -47,13 +47,17 @@ _BETAS = {"divergence": (0.0, 1.0), "mixture": (0.5,)}
 _SAVED = ("moment_hbm", "student_shift_hbm", "student_sum_hbm", "teacher_shift_hbm", "teacher_sum_hbm")
 
 
-def launch_of(size: Size) -> Launch:
+def _kernels(size: Size) -> tuple[Any, ...]:
+    return (distillation_forward if size["direction"] == "forward" else distillation_backward,)
+
+
+def launch_of(size: Size, **tiling: int) -> Launch:
     """The plan that the kernel makes; of a backward, whose forward fits as well."""
     if size["direction"] == "backward":
-        launch_of({**size, "direction": "forward"})
+        launch_of({**size, "direction": "forward"}, **tiling)
     shape, dtype = (size["positions"], size["vocabulary"]), size["dtype"]
     arguments: dict[str, Any] = {"student_hbm": spec(shape, dtype), "teacher_hbm": spec(shape, dtype)}
-    arguments["beta"] = _BETAS[size["kernel"]][0]
+    arguments |= {"beta": _BETAS[size["kernel"]][0], **tiling}
     kernel = distillation_forward
     if size["direction"] == "backward":
         kernel = distillation_backward
@@ -153,20 +157,71 @@ def _check(size: Size, beta: float, tiling: dict[str, int]) -> Any:
     options, cores = {"beta": beta, "temperature": 2.0}, size["cores"]
     results = distillation_forward[cores](student, teacher, **options, **tiling)
     exact = distillation_reference(student, teacher, **options)
-    assert_within(f"losses of {size}", results[0], exact, distillation_bound(student, teacher, **options))
+    is_split = tiling.get("partitions_per_position", 1) > 1
+    bound = distillation_bound(student, teacher, **options, is_split=is_split)
+    assert_within(f"losses of {size}", results[0], exact, bound)
     if size["direction"] == "forward":
         return results[0]
     grad_loss = upstream(size["positions"])
     gradient = distillation_backward[cores](student, teacher, *results[1:], grad_loss, **options, **tiling)
     exact = distillation_gradient_reference(student, teacher, grad_loss, **options)
-    bound = distillation_gradient_bound(student, teacher, grad_loss, exact, **options)
+    bound = distillation_gradient_bound(student, teacher, grad_loss, exact, **options, is_split=is_split)
     assert_within(f"gradient of {size}", gradient, exact, bound)
     return gradient
 
 
+def _layout_of(size: Size) -> dict[str, int]:
+    """Return the number of partitions of a position that the chooser gives."""
+    of_pair, is_mixed = 4 if size["dtype"] == "bfloat16" else 8, size["kernel"] == "mixture"
+    chosen = choose_distillation_tiling(
+        size["vocabulary"], of_pair, is_mixed, size["direction"] == "backward", size["positions"]
+    )
+    return {"partitions_per_position": chosen.partitions_per_position}
+
+
+def layout_branches(size: Size) -> Branches:
+    """Return the branches of the first core's plan with the chooser's number of partitions of a position."""
+    with on_core(0, size["cores"]):
+        launch = launch_of(size, **_layout_of(size))
+        batches = launch.split_batches() if launch.is_split else []
+    taken: Branches = {"direction": size["direction"], "kernel": size["kernel"]}
+    if not batches:
+        return {**taken, "layout": "one partition a position"}
+    taken["cores"] = "one" if size["cores"] == 1 else "two" if size["positions"] > 1 else "two, one without rows"
+    if taken["cores"] != "two":
+        return {**taken, "layout": "split"}
+    columns, chunk_size = launch.row_columns, launch.tiling.chunk_size
+    chunks = cut_class(div_ceil(columns, chunk_size), columns % chunk_size != 0)
+    tail = size["vocabulary"] % launch.tiling.partitions_per_position > 0
+    return {**taken, "layout": "split", "batches": count_class(len(batches)), "chunks": chunks, "tail": tail}
+
+
+_LAYOUT_POSITIONS = (1, 2, 31, 128, 130, 300, 520)
+_LAYOUT_VOCABULARIES = (300, 513, 600, 1000, 1500, 2049, 4096, 32000, 50257)
+
+
+def layout_sizes(wide: bool) -> Iterator[Size]:
+    """Return sizes of few positions."""
+    return _sizes(_LAYOUT_POSITIONS, _LAYOUT_VOCABULARIES, ("bfloat16", "float32") if wide else ("bfloat16",))
+
+
+def check_layout(size: Size) -> None:
+    """A launch with the chooser's number of partitions of a position, within the derived bounds."""
+    check_with_tiling(size, **_layout_of(size))
+
+
+LAYOUTS = PlanFamily(
+    name="distillation_layouts",
+    kernels=_kernels,
+    sizes=layout_sizes,
+    branches=layout_branches,
+    cost=cost,
+    check=check_layout,
+)
+
 FAMILY = PlanFamily(
     name="distillation",
-    kernels=lambda size: (distillation_forward if size["direction"] == "forward" else distillation_backward,),
+    kernels=_kernels,
     sizes=sizes,
     branches=branches,
     cost=cost,

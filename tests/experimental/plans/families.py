@@ -32,6 +32,7 @@ FAMILIES: dict[str, PlanFamily] = {
         elementwise.FAMILY,
         rowwise.FAMILY,
         distillation.FAMILY,
+        distillation.LAYOUTS,
         nll_loss.FAMILY,
         margins.MULTI_MARGIN,
         margins.MULTILABEL_MARGIN,

@@ -451,7 +451,7 @@ def store_early_results(group: Group, results: Results) -> Results:
 
 
 def store_results(group: Group | ShiftedGroup, results: Results, options: Options) -> list[nisa.NkiInstruction]:
-    """Compute and store the results of a group of batches whose logarithms of sums have been computed.
+    """Compute and store the results of a group of batches, after the logarithms of their sums of exponentials.
 
     Returns:
         The DMA instructions of the stores.

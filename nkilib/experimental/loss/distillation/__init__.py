@@ -8,5 +8,6 @@
 - ``launch`` has a launch and its checks; ``tiling`` divides rows into chunks.
 - ``pair`` has the logits of student and teacher on chip; ``totals`` has sums over rows, and the results computed from
   them.
-- ``forward`` computes the divergences, ``mixture`` the Jensen-Shannon divergence, ``backward`` the gradient.
+- ``forward`` computes the divergences, ``mixture`` the Jensen-Shannon divergence, ``backward`` the gradient;
+  ``split_forward`` the divergences of few positions, each of which lies on several partitions.
 """

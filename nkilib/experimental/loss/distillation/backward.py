@@ -10,20 +10,21 @@ the teacher's. L is the log of the ratio of the mixture to the student's probabi
 
 :func:`backward_of_core` runs the gradient of a Kullback-Leibler divergence in either direction
 (:class:`KullbackLeiblerBackward`), or that of Jensen-Shannon (:class:`MixtureBackward`). Both multiply exponentials by
-coefficients of the rows (:func:`coefficients_of`), computed from results of the forward (:func:`loaded_totals`).
+coefficients of the rows, computed from results of the forward (:func:`loaded_coefficients`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nkilib.core.rows.batches import Batch
+from nkilib.core.hardware import div_ceil
 from nkilib.core.rows.scale import Scale
-from nkilib.core.rows.tiles import float32_like, product, selected, with_nan_of_infinite
+from nkilib.core.rows.tiles import float32_like, load_table, product, selected, with_nan_of_infinite
 from nkilib.experimental.loss.distillation.launch import POSITIONS, Launch
 from nkilib.experimental.loss.distillation.mixture import Mixture, take_logs
 from nkilib.experimental.loss.distillation.pair import (
     Buffers,
+    CoreBatch,
     CoreRows,
     Exponentials,
     PairChunk,
@@ -33,6 +34,7 @@ from nkilib.experimental.loss.distillation.pair import (
     Vectors,
     column,
     loaded_rows,
+    store,
     valid_mask,
 )
 from nkilib.experimental.loss.distillation.tiling import PIECE_COLUMNS, gradient_group
@@ -57,7 +59,7 @@ class Coefficients:
         factor_sbuf: the factor of each row; 0 for ignored positions.
         ratio_sbuf: the student's sum of exponentials over the teacher's.
         center_sbuf: for KL(student || teacher) T * (lse of the student - lse of the teacher + divergence); otherwise T
-            * (lse of the teacher - lse of the student).
+            * (lse of the teacher - lse of the student). KL(teacher || student) needs neither this nor the moment.
         moment_sbuf: the forward's moment: KL(student || mixture), or the loss.
     """
 
@@ -72,58 +74,56 @@ class Coefficients:
         return Coefficients(*(column(tile_sbuf, number, rows) for tile_sbuf in tiles))
 
 
-def _loaded_exponentials(
-    shift_hbm: nl.NkiTensor, sum_hbm: nl.NkiTensor, batches: list[Batch], scale: Scale
-) -> Exponentials:
-    side = Exponentials.make(len(batches), scale)
-    sums_sbuf = loaded_rows(sum_hbm, batches)
+def _exponentials(neg_shift_sbuf: nl.NkiTensor, sums_sbuf: nl.NkiTensor, scale: Scale) -> Exponentials:
+    """Return the exponentials of one model from the shifts and sums that the forward has stored, [128, batches]."""
+    bias_sbuf = neg_shift_sbuf if scale.is_one else float32_like(neg_shift_sbuf)
+    side = Exponentials(scale, neg_shift_sbuf, bias_sbuf, sums_sbuf)
     # Rows that do not exist have a sum of 0, and are divided by it: raise it to the least sum of any row.
-    nisa.tensor_scalar(dst=side.sums_sbuf, data=sums_sbuf, op0=nl.maximum, operand0=0.25)
-    nisa.tensor_copy(dst=side.neg_shift_sbuf, src=loaded_rows(shift_hbm, batches))
-    for batch in range(len(batches)):
-        side.set_bias(batch, side.neg_shift_sbuf.shape[0])
+    nisa.tensor_scalar(dst=sums_sbuf, data=sums_sbuf, op0=nl.maximum, operand0=0.25)
+    for batch in range(neg_shift_sbuf.shape[1]):
+        side.set_bias(batch, neg_shift_sbuf.shape[0])
     return side
 
 
-def loaded_totals(launch: Launch, batches: list[Batch], saved: Vectors) -> Totals:
-    """Load the shifts and sums of exponentials that the forward has stored, for all rows of the core."""
-    temperatures = RowTemperatures.of(launch, CoreRows(batches), (POSITIONS, len(batches)))
-    scale = temperatures.scale
-    student = _loaded_exponentials(saved.student_shift_hbm, saved.student_sum_hbm, batches, scale)
-    teacher = _loaded_exponentials(saved.teacher_shift_hbm, saved.teacher_sum_hbm, batches, scale)
-    return Totals(student, teacher, student.sums_sbuf, student.sums_sbuf, temperatures.temperature)
+def loaded_coefficients(
+    launch: Launch, batches: list[CoreBatch], saved: Vectors, grad_loss_hbm: nl.NkiTensor
+) -> tuple[Totals, Coefficients]:
+    """Return the shifts and sums of exponentials of all rows of the core, and their coefficients.
 
-
-def coefficients_of(
-    launch: Launch, batches: list[Batch], totals: Totals, moment_hbm: nl.NkiTensor, grad_loss_hbm: nl.NkiTensor
-) -> Coefficients:
-    """Compute the coefficients of all rows of the core.
+    All values are loaded before anything is computed, so that no load waits for an engine.
 
     Args:
+        launch: the launch of the kernel.
         batches: the batches of the core.
-        totals: the shifts and sums of exponentials of both models, from the forward.
-        moment_hbm: the moment of each row, from the forward: KL(student || mixture), or for a Kullback-Leibler
+        saved: the results of the forward. The moment of a row is KL(student || mixture), or for a Kullback-Leibler
             divergence the loss.
         grad_loss_hbm: the upstream gradient of each row.
     """
-    temperature, scale = totals.temperature, totals.student.scale
-    moment_sbuf, grad_sbuf = loaded_rows(moment_hbm, batches), loaded_rows(grad_loss_hbm, batches)
+    shifts = [loaded_rows(shift_hbm, batches) for shift_hbm in (saved.student_shift_hbm, saved.teacher_shift_hbm)]
+    sums = [loaded_rows(sum_hbm, batches) for sum_hbm in (saved.student_sum_hbm, saved.teacher_sum_hbm)]
+    grad_sbuf, has_moment = loaded_rows(grad_loss_hbm, batches), launch.options.beta > 0.0
+    moment_sbuf = loaded_rows(saved.moment_hbm, batches) if has_moment else grad_sbuf
+    temperatures = RowTemperatures.of(launch, CoreRows(batches), (POSITIONS, len(batches)))
+    temperature, scale = temperatures.temperature, temperatures.scale
+    student, teacher = (_exponentials(*of_side, scale) for of_side in zip(shifts, sums, strict=True))
+    totals = Totals(student, teacher, student.sums_sbuf, student.sums_sbuf, temperature)
     if launch.labels_hbm is not None:
         labels_sbuf = loaded_rows(launch.labels_hbm, batches, nl.int32)
         grad_sbuf = selected(grad_sbuf, valid_mask(labels_sbuf, launch.options.ignore_index))
     inverse_sbuf = float32_like(grad_sbuf)
-    nisa.reciprocal(dst=inverse_sbuf, data=totals.student.sums_sbuf)
+    nisa.reciprocal(dst=inverse_sbuf, data=student.sums_sbuf)
     factor_sbuf = product(grad_sbuf, inverse_sbuf)
-    nisa.reciprocal(dst=inverse_sbuf, data=totals.teacher.sums_sbuf)
-    ratio_sbuf = product(totals.student.sums_sbuf, inverse_sbuf)
+    nisa.reciprocal(dst=inverse_sbuf, data=teacher.sums_sbuf)
+    ratio_sbuf = center_sbuf = product(student.sums_sbuf, inverse_sbuf)
     if launch.is_reverse:
-        center_sbuf = center(totals.student, totals.teacher, temperature)
+        center_sbuf = center(student, teacher, temperature)
         temperature.take_sum(center_sbuf, moment_sbuf, center_sbuf)
         factor_sbuf = scale.squared().times(factor_sbuf)
     else:
-        center_sbuf = center(totals.teacher, totals.student, temperature)
+        if has_moment:
+            center_sbuf = center(teacher, student, temperature)
         factor_sbuf = scale.times(factor_sbuf, -(1.0 - launch.options.beta))
-    return Coefficients(factor_sbuf, ratio_sbuf, center_sbuf, moment_sbuf)
+    return totals, Coefficients(factor_sbuf, ratio_sbuf, center_sbuf, moment_sbuf)
 
 
 def _powers_of(coefficients: Coefficients) -> nl.NkiTensor:
@@ -170,7 +170,7 @@ class MixtureBackward:
     """
 
     launch: Launch
-    batches: list[Batch]
+    batches: list[CoreBatch]
     buffers: Buffers
     group: int
     student: Exponentials
@@ -179,7 +179,9 @@ class MixtureBackward:
     power_sbuf: nl.NkiTensor
 
     @classmethod
-    def make(cls, launch: Launch, batches: list[Batch], saved: Vectors, grad_loss_hbm: nl.NkiTensor) -> MixtureBackward:
+    def make(
+        cls, launch: Launch, batches: list[CoreBatch], saved: Vectors, grad_loss_hbm: nl.NkiTensor
+    ) -> MixtureBackward:
         """Compute the coefficients of all rows, and allocate the buffers.
 
         Args:
@@ -187,8 +189,7 @@ class MixtureBackward:
             saved: the results of the forward.
             grad_loss_hbm: the upstream gradient of each row.
         """
-        totals = loaded_totals(launch, batches, saved)
-        coefficients = coefficients_of(launch, batches, totals, saved.moment_hbm, grad_loss_hbm)
+        totals, coefficients = loaded_coefficients(launch, batches, saved, grad_loss_hbm)
         mixture = Mixture.of(launch)
         addend_sbuf, bias_sbuf = float32_like(coefficients.moment_sbuf), float32_like(coefficients.moment_sbuf)
         nisa.tensor_scalar(dst=addend_sbuf, data=coefficients.moment_sbuf, op0=nl.add, operand0=mixture.log_rest)
@@ -220,16 +221,14 @@ class MixtureBackward:
             for load in group:
                 pair = stream.taken(load)
                 self._take_gradient(pair)
-                nisa.dma_copy(dst=pair.chunk.of(grad_hbm), src=pair.student_sbuf)
+                store(pair.chunk, grad_hbm, pair.student_sbuf)
 
-    def _take_logs(self, pair: PairChunk[Batch]) -> None:
-        # L replaces the differences of the logits.
+    def _take_logs(self, pair: PairChunk[CoreBatch]) -> None:
         number, rows = pair.visit, pair.student_sbuf.shape[0]
         scale, bias_sbuf = self.student.scale.of(number, rows), column(self.bias_sbuf, number, rows)
         take_logs(pair.difference, pair.difference, scale, bias_sbuf)
 
-    def _take_gradient(self, pair: PairChunk[Batch]) -> None:
-        # The gradient replaces the student's logits; it is rounded once.
+    def _take_gradient(self, pair: PairChunk[CoreBatch]) -> None:
         rows = pair.student_sbuf.shape[0]
         weights_sbuf = self.buffers.tile("student", pair.chunk.load, pair.student_sbuf)
         self.student.take(weights_sbuf, pair.student_sbuf, pair.visit)
@@ -249,16 +248,24 @@ class MixtureBackward:
         )
 
 
-def _scale_by_vector(pair: PairChunk[Batch], piece: Piece, of_batch: Coefficients) -> None:
+def _scale_by_vector(pair: PairChunk[CoreBatch], piece: Piece, of_batch: Coefficients) -> None:
     """Write the gradient of a piece, its PSUM tile times the rows' factors, over the student's logits, on Vector."""
-    nisa.tensor_scalar(
-        dst=piece.of(pair.student_sbuf), data=piece.tile_psum, op0=nl.multiply, operand0=of_batch.factor_sbuf
+    nisa.tensor_scalar(dst=piece.of(pair.student_sbuf), data=piece.tile, op0=nl.multiply, operand0=of_batch.factor_sbuf)
+
+
+def _scale_by_gpsimd(pair: PairChunk[CoreBatch], piece: Piece, of_batch: Coefficients) -> None:
+    """Write the gradient of a piece over the student's logits as :func:`_scale_by_vector` does, but on GpSimd."""
+    nisa.tensor_tensor(
+        dst=piece.of(pair.student_sbuf),
+        data1=piece.tile,
+        data2=of_batch.factor_sbuf.broadcast(1, piece.end - piece.start),
+        op=nl.multiply,
+        engine=nisa.engine.gpsimd,
     )
 
 
-def _scale_by_scalar(pair: PairChunk[Batch], piece: Piece, of_batch: Coefficients) -> None:
-    # As :func:`_scale_by_vector`, but on Scalar.
-    nisa.activation(dst=piece.of(pair.student_sbuf), op=nl.copy, data=piece.tile_psum, scale=of_batch.factor_sbuf)
+def _scale_by_scalar(pair: PairChunk[CoreBatch], piece: Piece, of_batch: Coefficients) -> None:
+    nisa.activation(dst=piece.of(pair.student_sbuf), op=nl.copy, data=piece.tile, scale=of_batch.factor_sbuf)
 
 
 @dataclass(frozen=True)
@@ -274,14 +281,14 @@ class KullbackLeiblerBackward:
     """
 
     launch: Launch
-    batches: list[Batch]
+    batches: list[CoreBatch]
     buffers: Buffers
     totals: Totals
     coefficients: Coefficients
 
     @classmethod
     def make(
-        cls, launch: Launch, batches: list[Batch], saved: Vectors, grad_loss_hbm: nl.NkiTensor
+        cls, launch: Launch, batches: list[CoreBatch], saved: Vectors, grad_loss_hbm: nl.NkiTensor
     ) -> KullbackLeiblerBackward:
         """Compute the coefficients of all rows, and allocate the buffers.
 
@@ -290,9 +297,11 @@ class KullbackLeiblerBackward:
             saved: the results of the forward.
             grad_loss_hbm: the upstream gradient of each row.
         """
-        buffers = Buffers.make(launch, 1, {"difference": 2, "student": 2}, PIECE_COLUMNS)
-        totals = loaded_totals(launch, batches, saved)
-        coefficients = coefficients_of(launch, batches, totals, saved.moment_hbm, grad_loss_hbm)
+        load_table(nl.exp)
+        half = div_ceil(launch.tiling.chunk_size, 2)
+        piece_columns = min(PIECE_COLUMNS, half) if launch.is_split and launch.is_reverse else PIECE_COLUMNS
+        buffers = Buffers.make(launch, 1, {"difference": 2, "student": 2}, piece_columns)
+        totals, coefficients = loaded_coefficients(launch, batches, saved, grad_loss_hbm)
         return cls(launch, batches, buffers, totals, coefficients)
 
     def run(self, grad_hbm: nl.NkiTensor) -> None:
@@ -306,40 +315,43 @@ class KullbackLeiblerBackward:
             for load in range(number * stream.num_chunks, (number + 1) * stream.num_chunks):
                 pair = stream.taken(load)
                 take(pair, totals, of_batch)
-                nisa.dma_copy(dst=pair.chunk.of(grad_hbm), src=pair.student_sbuf)
+                store(pair.chunk, grad_hbm, pair.student_sbuf)
 
-    def _take_teacher_from_student(self, pair: PairChunk[Batch], totals: Totals, of_batch: Coefficients) -> None:
+    def _take_teacher_from_student(self, pair: PairChunk[CoreBatch], totals: Totals, of_batch: Coefficients) -> None:
         """Compute (e_t * ratio - e_s) * factor for KL(teacher || student), with the symbols of :class:`Coefficients`.
 
         If the distributions are equal, the terms cancel in float32, before anything is rounded to the dtype of the
         logits.
 
         Vector has two passes and is the busier engine. So Scalar multiplies by the factor in the first piece of every
-        second chunk of a row, after it has computed the exponentials of the next piece.
+        second chunk of a row, after it has computed the exponentials of the next piece. If positions are split, chunks
+        are shorter, and GpSimd multiplies in every second chunk.
         """
         student_sbuf = self.buffers.tile("student", pair.chunk.load, pair.student_sbuf)
         pieces = self.buffers.pieces(pair.chunk.load, pair.student_sbuf)
         unscaled: Piece | None = None
         for piece in pieces:
             totals.student.take(piece.of(student_sbuf), piece.of(pair.student_sbuf), 0)
-            totals.teacher.take(piece.tile_psum, piece.of(pair.teacher_sbuf), 0)
+            totals.teacher.take(piece.tile, piece.of(pair.teacher_sbuf), 0)
             if unscaled is not None:
                 _scale_by_scalar(pair, unscaled, of_batch)
                 unscaled = None
             nisa.scalar_tensor_tensor(
-                dst=piece.tile_psum,
-                data=piece.tile_psum,
+                dst=piece.tile,
+                data=piece.tile,
                 op0=nl.multiply,
                 operand0=of_batch.ratio_sbuf,
                 op1=nl.subtract,
                 operand1=piece.of(student_sbuf),
             )
-            if pair.chunk.number % 2 == 1 and piece.number == 0 and len(pieces) > 1:
+            if self.launch.is_split and pair.chunk.number % 2 == 0:
+                _scale_by_gpsimd(pair, piece, of_batch)
+            elif pair.chunk.number % 2 == 1 and piece.number == 0 and len(pieces) > 1:
                 unscaled = piece
             else:
                 _scale_by_vector(pair, piece, of_batch)
 
-    def _take_student_from_teacher(self, pair: PairChunk[Batch], totals: Totals, of_batch: Coefficients) -> None:
+    def _take_student_from_teacher(self, pair: PairChunk[CoreBatch], totals: Totals, of_batch: Coefficients) -> None:
         """Compute (d - center) * e_s * factor for KL(student || teacher), with the symbols of :class:`Coefficients`.
 
         Scalar computes the exponentials of a piece and then multiplies the previous piece by the factor, while Vector
@@ -347,16 +359,16 @@ class KullbackLeiblerBackward:
         """
         unscaled: Piece | None = None
         for piece in self.buffers.pieces(pair.chunk.load, pair.student_sbuf):
-            totals.student.take(piece.tile_psum, piece.of(pair.student_sbuf), 0)
+            totals.student.take(piece.tile, piece.of(pair.student_sbuf), 0)
             if unscaled is not None:
                 _scale_by_scalar(pair, unscaled, of_batch)
             nisa.scalar_tensor_tensor(
-                dst=piece.tile_psum,
+                dst=piece.tile,
                 data=piece.of(pair.difference),
                 op0=nl.subtract,
                 operand0=of_batch.center_sbuf,
                 op1=nl.multiply,
-                operand1=piece.tile_psum,
+                operand1=piece.tile,
             )
             unscaled = piece
         if unscaled is not None:
@@ -365,7 +377,7 @@ class KullbackLeiblerBackward:
 
 def backward_of_core(launch: Launch, saved: Vectors, grad_loss_hbm: nl.NkiTensor, grad_hbm: nl.NkiTensor) -> None:
     """Compute and store the gradient of this core's positions."""
-    batches = launch.batches()
+    batches: list[CoreBatch] = [*(launch.split_batches() if launch.is_split else launch.batches())]
     if not batches:
         return
     if launch.is_mixed:

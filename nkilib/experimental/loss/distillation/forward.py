@@ -24,7 +24,7 @@ from nkilib.core.rows.gathered import GatheredRows
 from nkilib.core.rows.recomputation import FlaggedRows
 from nkilib.core.rows.stream import Rows
 from nkilib.core.rows.tiles import selected
-from nkilib.experimental.loss.distillation.launch import POSITIONS, SAMPLE_COLUMNS, Launch
+from nkilib.experimental.loss.distillation.launch import POSITIONS, Launch
 from nkilib.experimental.loss.distillation.mixture import MixtureForward
 from nkilib.experimental.loss.distillation.pair import (
     Buffers,
@@ -37,6 +37,7 @@ from nkilib.experimental.loss.distillation.pair import (
     loaded_rows,
     valid_mask,
 )
+from nkilib.experimental.loss.distillation.tiling import SAMPLE_COLUMNS
 from nkilib.experimental.loss.distillation.totals import (
     ChunkSums,
     Divergences,
@@ -48,7 +49,7 @@ from nkilib.experimental.loss.distillation.totals import (
 from nkilib.nki import nisa, nl
 
 # Chunks that are opened ahead, and tiles: GpSimd computes differences while Vector and Scalar process earlier chunks.
-_AHEAD, _WEIGHTS = 2, 2
+AHEAD, WEIGHTS = 2, 2
 
 
 def _shift_difference(first: Exponentials, second: Exponentials) -> nl.NkiTensor:
@@ -75,7 +76,7 @@ class KullbackLeiblerForward:
     def make(cls, launch: Launch) -> KullbackLeiblerForward:
         """Allocate the memory of a launch whose beta is 0 or 1."""
         chunks = div_ceil(launch.vocab_size, launch.tiling.chunk_size)
-        buffers = Buffers.make(launch, _AHEAD, {"difference": _AHEAD + 1, "weights": _WEIGHTS})
+        buffers = Buffers.make(launch, AHEAD, {"difference": AHEAD + 1, "weights": WEIGHTS})
         return cls(launch, buffers, [ChunkSums.make(chunks) for _ in range(2)])
 
     def visit(
@@ -113,13 +114,11 @@ class KullbackLeiblerForward:
             yield number
 
     def _take_maxima(self, pair: PairChunk[Rows], totals: Totals) -> None:
-        # After all chunks the shift is the maximum of the row.
         is_further = pair.chunk.number > 0
         totals.student.take_shift(pair.student_sbuf, 0, is_further)
         totals.teacher.take_shift(pair.teacher_sbuf, 0, is_further)
 
     def _take_shifts(self, pair: PairChunk[Rows], totals: Totals) -> None:
-        # The first chunk of the rows holds their first columns.
         columns = min(pair.chunk.columns, SAMPLE_COLUMNS)
         totals.student.take_shift(pair.student_sbuf[:, 0:columns], 0)
         totals.teacher.take_shift(pair.teacher_sbuf[:, 0:columns], 0)
@@ -148,7 +147,6 @@ class KullbackLeiblerForward:
         other.take(unread_sbuf, other_sbuf, 0, sums.other.part(number, rows))
 
     def _close(self, visit: int, chunks: int, totals: Totals) -> None:
-        # The sums are those of :meth:`_take`.
         sums = self.sums[visit % len(self.sums)]
         weighting, other = totals.weighting(self.launch)
         sums.weighting.total(weighting.sums_sbuf, chunks)
@@ -156,11 +154,11 @@ class KullbackLeiblerForward:
         sums.other.total(other.sums_sbuf, chunks)
 
 
-def _divergences_in(vectors: Vectors, divergences: Divergences) -> list[tuple[nl.NkiTensor, nl.NkiTensor]]:
+def divergences_in(vectors: Vectors, divergences: Divergences) -> list[tuple[nl.NkiTensor, nl.NkiTensor]]:
     return [(vectors.loss_hbm, divergences.loss_sbuf), (vectors.moment_hbm, divergences.moment_sbuf)]
 
 
-def _results_of_sides(vectors: Vectors, totals: Totals) -> list[tuple[nl.NkiTensor, nl.NkiTensor]]:
+def results_of_sides(vectors: Vectors, totals: Totals) -> list[tuple[nl.NkiTensor, nl.NkiTensor]]:
     student, teacher = totals.student, totals.teacher
     return [
         (vectors.student_shift_hbm, student.neg_shift_sbuf),
@@ -168,6 +166,17 @@ def _results_of_sides(vectors: Vectors, totals: Totals) -> list[tuple[nl.NkiTens
         (vectors.teacher_shift_hbm, teacher.neg_shift_sbuf),
         (vectors.teacher_sum_hbm, teacher.sums_sbuf),
     ]
+
+
+def ignore(launch: Launch, divergences: Divergences, labels_sbuf: nl.NkiTensor | None) -> None:
+    """Set the results of ignored positions to 0, whatever their logits are."""
+    if labels_sbuf is None:
+        return
+    counts_sbuf = valid_mask(labels_sbuf, launch.options.ignore_index)
+    for values_sbuf in {
+        id(result_sbuf): result_sbuf for result_sbuf in (divergences.loss_sbuf, divergences.moment_sbuf)
+    }.values():
+        nisa.tensor_copy(dst=values_sbuf, src=selected(values_sbuf, counts_sbuf))
 
 
 @dataclass(frozen=True)
@@ -240,7 +249,7 @@ class _CoreForward:
                     self._replace_doubtful()
                 stores += [
                     self.batches[number].stored(vector_hbm, tile_sbuf)
-                    for vector_hbm, tile_sbuf in _results_of_sides(vectors, totals[number])
+                    for vector_hbm, tile_sbuf in results_of_sides(vectors, totals[number])
                 ]
             yield group, labels.pop(0) if labels else None
 
@@ -252,10 +261,8 @@ class _CoreForward:
         """
         totals = self.totals.of_batches(group.start, group.end, group.rows)
         divergences = self._divergences(totals)
-        self._ignore(divergences, labels_sbuf)
-        stores = [
-            group.stored(vector_hbm, tile_sbuf) for vector_hbm, tile_sbuf in _divergences_in(vectors, divergences)
-        ]
+        ignore(self.launch, divergences, labels_sbuf)
+        stores = [group.stored(vector_hbm, tile_sbuf) for vector_hbm, tile_sbuf in divergences_in(vectors, divergences)]
         if self.flagged is not None:
             self.flagged.add(totals.doubtful(self.launch), group)
         return stores
@@ -273,12 +280,11 @@ class _CoreForward:
             nisa.tensor_copy_predicated(dst=tile_sbuf, src=exact_sbuf, predicate=doubtful_sbuf)
 
     def _recompute(self, tile: GatheredRows, vectors: Vectors) -> None:
-        # The shifts are the maxima of whole rows.
         totals = self._under_maxima(tile)
         divergences = self._divergences(totals)
         labels_hbm = self.launch.labels_hbm
-        self._ignore(divergences, None if labels_hbm is None else tile.loaded(labels_hbm, nl.int32))
-        for vector_hbm, values_sbuf in _divergences_in(vectors, divergences) + _results_of_sides(vectors, totals):
+        ignore(self.launch, divergences, None if labels_hbm is None else tile.loaded(labels_hbm, nl.int32))
+        for vector_hbm, values_sbuf in divergences_in(vectors, divergences) + results_of_sides(vectors, totals):
             tile.stored(vector_hbm, values_sbuf)
 
     def _under_maxima(self, rows: Batch | GatheredRows) -> Totals:
@@ -294,16 +300,6 @@ class _CoreForward:
 
     def _divergences(self, totals: Totals) -> Divergences:
         return (jensen_shannon_of_totals if self.launch.is_mixed else kl_of_totals)(self.launch, totals)
-
-    def _ignore(self, divergences: Divergences, labels_sbuf: nl.NkiTensor | None) -> None:
-        # 0, whatever the logits of ignored positions are.
-        if labels_sbuf is None:
-            return
-        counts_sbuf = valid_mask(labels_sbuf, self.launch.options.ignore_index)
-        for values_sbuf in {
-            id(result_sbuf): result_sbuf for result_sbuf in (divergences.loss_sbuf, divergences.moment_sbuf)
-        }.values():
-            nisa.tensor_copy(dst=values_sbuf, src=selected(values_sbuf, counts_sbuf))
 
 
 def forward_of_core(launch: Launch, vectors: Vectors) -> None:

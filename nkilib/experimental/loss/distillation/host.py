@@ -85,7 +85,8 @@ def backward_work(student_hbm: Any, teacher_hbm: Any, labels_hbm: Any = None, be
     A KL takes two exponentials per element, except for KL(student || teacher), which takes only the student's. The
     gradient of Jensen-Shannon takes the student's exponential and a softplus.
     """
-    nbytes = tensor_bytes(student_hbm, student_hbm, teacher_hbm) + _vector_bytes(student_hbm, labels_hbm)
+    unread = FLOAT32_BYTES * student_hbm.shape[0] * (beta == 0.0)  # the moment
+    nbytes = tensor_bytes(student_hbm, student_hbm, teacher_hbm) + _vector_bytes(student_hbm, labels_hbm) - unread
     return _work(student_hbm, nbytes, 1 if beta == 1.0 else 2)
 
 
@@ -108,11 +109,12 @@ distillation_forward = launchable(
         same_bits_on_cores=True,
         workspace="0",
         in_place=None,
-        error="u (a_P + a_Q) (2 + E|log(P/Q)|), absolute, with u = 2^-23 and a = 8 + 2 max|x|/T; the KL of "
-        "equal logits is 0",
-        notes="the chunks depend on V, on the size in bytes of a student logit and of a teacher logit, and on whether "
-        "the divergence is a KL or Jensen-Shannon; each piece is summed in the order of the engine's accumulator, then "
-        "the sums of the pieces are added",
+        error="u (a_P + a_Q) (2 + E|log(P/Q)|), absolute, with u = 2^-23 and a = 8 + 2 max|x|/T, 4 more with several "
+        "partitions_per_position; the KL of equal logits is 0",
+        notes="the chunks depend on V, on the size in bytes of a student logit and of a teacher logit, on whether "
+        "the divergence is a KL or Jensen-Shannon, and on partitions_per_position; each piece is summed in the order "
+        "of the engine's accumulator, then the sums of the pieces are added, with several partitions under the "
+        "maximum of the row",
     ),
     forward_work,
     forward_trips,
@@ -242,7 +244,6 @@ class Distributions:
 
     @cached_property
     def _mixtures(self) -> dict[float, Array]:
-        # The logs of the mixtures that were asked for, by beta.
         return {}
 
 
@@ -314,11 +315,13 @@ def distillation_gradient_reference(
     return np.asarray(upstream[:, None] * gradient)
 
 
-def _size(logits: Any, temperature: Temperature) -> Array:
-    # For a tensor of temperatures see :func:`distillation_bound`.
+def _size(logits: Any, temperature: Temperature, is_split: bool) -> Array:
+    """Return a = 8 + 2 * max|x| / T of each row, over its finite logits x; for a tensor of T, and for positions on
+    several partitions (``is_split``), see :func:`distillation_bound`.
+    """
     values, units = np.asarray(logits, np.float64), scale_units(temperature)
     largest = np.where(np.isfinite(values), np.abs(values), 0.0).max(axis=1) / divisor_of(temperature)
-    return np.asarray(8.0 + units + 2.0 * (1.0 + units) * largest)
+    return np.asarray((12.0 if is_split else 8.0) + units + 2.0 * (1.0 + units) * largest)
 
 
 def _mean_distance(log_p: Array, log_q: Array) -> Array:
@@ -327,8 +330,12 @@ def _mean_distance(log_p: Array, log_q: Array) -> Array:
     return np.asarray(np.where(log_p == -np.inf, 0.0, terms).sum(axis=1))
 
 
-def distillation_bound(student: Any, teacher: Any, beta: float = 0.0, temperature: Temperature = 1.0) -> Array:
+def distillation_bound(
+    student: Any, teacher: Any, beta: float = 0.0, temperature: Temperature = 1.0, is_split: bool = False
+) -> Array:
     """Return the accepted error of the loss of every position, [N].
+
+    ``is_split`` says whether a position lies on several partitions.
 
     The reference starts from the logits that a kernel receives. u is 2^-23, the unit in the last place of 1. An
     exponential of a row of logits x, minus a shift c of at most the size of its logits, has a relative error of u * a
@@ -344,11 +351,18 @@ def distillation_bound(student: Any, teacher: Any, beta: float = 0.0, temperatur
     It changes x - c, which is at most 2 * max|x|, by 4 u of itself, and the mean of differences as well: a is 12 + 10 *
     max|x| / T.
 
+    If a position lies on several partitions, a chunk k has its own shifts m_k, and e is exp((x - m_k) / T) times
+    exp((m_k - m) / T). Both arguments are at most 0 and add up to (x - m) / T, so that their roundings cost what that
+    of one argument does. The second exponential costs 2 u, the products with it u, and the sum over chunks and
+    partitions u: a is larger by 4. These are factors of e in the mean as well as in S, so they act like the error of
+    e. c_k - c, at most 2 max|x| of both rows together, is rounded to u / 2 of itself, as d - c_k is: both are within
+    the 2 u (a_p + a_q).
+
     The error of sums is below u * 8 of the sum of magnitudes: runs of at most 2,048 elements are added up by the
     engine's accumulator in float32, which for terms of one sign is 8 u on average; tests check this at 262,144 classes.
     """
     distributions = Distributions.of_logits(student, teacher, temperature)
-    sizes = _size(student, temperature) + _size(teacher, temperature)
+    sizes = _size(student, temperature, is_split) + _size(teacher, temperature, is_split)
     if beta in (0.0, 1.0):
         pair = (
             (distributions.teacher_log, distributions.student_log)
@@ -365,7 +379,13 @@ def distillation_bound(student: Any, teacher: Any, beta: float = 0.0, temperatur
 
 
 def distillation_gradient_bound(
-    student: Any, teacher: Any, grad_loss: Any, exact: Array, beta: float = 0.0, temperature: Temperature = 1.0
+    student: Any,
+    teacher: Any,
+    grad_loss: Any,
+    exact: Array,
+    beta: float = 0.0,
+    temperature: Temperature = 1.0,
+    is_split: bool = False,
 ) -> Array:
     """Return the accepted error of every element of the gradient, [N, V].
 
@@ -380,10 +400,12 @@ def distillation_gradient_bound(
         grad_loss: the upstream gradients, [N].
         exact: the reference gradient, [N, V].
         beta, temperature: see :func:`distillation_reference`.
+        is_split: whether a position lay on several partitions in the forward.
     """
     distributions = Distributions.of_logits(student, teacher, temperature)
     upstream = np.abs(np.asarray(grad_loss, np.float64) / divisor_of(temperature))[:, None]
-    sizes = (_size(student, temperature) + _size(teacher, temperature) + 2.0 * scale_units(temperature))[:, None]
+    sizes = _size(student, temperature, is_split) + _size(teacher, temperature, is_split)
+    sizes = (sizes + 2.0 * scale_units(temperature))[:, None]
     if beta == 0.0:
         terms, factors = distributions.student + distributions.teacher, np.full_like(distributions.student, 2.0)
     else:

@@ -23,7 +23,8 @@ from nkilib.experimental.loss.distillation.launch import (
     validate_vectors,
 )
 from nkilib.experimental.loss.distillation.pair import Vectors
-from nkilib.experimental.loss.distillation.tiling import DistillationTiling, choose_distillation_tiling
+from nkilib.experimental.loss.distillation.split_forward import forward_of_split
+from nkilib.experimental.loss.distillation.tiling import DistillationTiling, tiling_of
 from nkilib.nki import nl
 
 
@@ -34,15 +35,16 @@ def _checked_launch(
     labels_hbm: nl.NkiTensor | None,
     options: DistillationOptions,
     chunk_size: int | None,
+    partitions_per_position: int,
     *,
     is_backward: bool,
     temperature_hbm: nl.NkiTensor | None,
 ) -> Launch:
-    tiling = DistillationTiling(0)
+    tiling = DistillationTiling(0, partitions_per_position)
     launch = Launch(function, student_hbm, teacher_hbm, labels_hbm, options, tiling, is_backward, temperature_hbm)
     validate(launch)
-    tiling = choose_distillation_tiling(launch.vocab_size, launch.bytes_of_pair, launch.is_mixed, launch.is_backward)
-    launch = replace(launch, tiling=tiling if chunk_size is None else DistillationTiling(chunk_size))
+    tiling = tiling_of(launch.vocab_size, launch.bytes_of_pair, launch.form, partitions_per_position)
+    launch = replace(launch, tiling=tiling if chunk_size is None else tiling._replace(chunk_size=chunk_size))
     validate_tiling(launch)
     return launch
 
@@ -57,6 +59,7 @@ def distillation_forward(
     ignore_index: int = -100,
     chunk_size: int | None = None,
     temperature_hbm: HbmTensor | None = None,
+    partitions_per_position: int = 1,
 ) -> tuple[nl.NkiTensor, ...]:
     """Compute the divergence of the student from the teacher at every position, from their logits.
 
@@ -89,6 +92,9 @@ def distillation_forward(
         temperature_hbm: [N] or [1], float32, in HBM: T of each position or of all, in place of ``temperature``; no
             value compiles the kernel again. Where a temperature is not from 1e-3 to 1e6 (0, negative, infinite, NaN),
             loss and moment of the position are NaN; at an ignored position it counts as 1.
+        partitions_per_position: F, the number of partitions of a position, a power of two up to 128. F > 1 is for
+            launches of few positions; with V < F it counts as 1. With F > 1 the shifts are the maxima of the rows, and
+            ``chunk_size`` counts the entries of a partition.
 
     Returns:
         float32 [N] each: loss in nats, never negative; moment, which the backward needs: KL(Q || M), or the loss for
@@ -106,12 +112,14 @@ def distillation_forward(
         labels_hbm,
         DistillationOptions(beta, temperature, ignore_index),
         chunk_size,
+        partitions_per_position,
         is_backward=False,
         temperature_hbm=temperature_hbm,
     )
     vectors = Vectors.make(launch.num_positions)
+    of_core = forward_of_split if launch.is_split else forward_of_core
     for part in launch.parts():
-        forward_of_core(launch.of_part(part), vectors.of_part(part))
+        of_core(launch.of_part(part), vectors.of_part(part))
     return vectors.returned()
 
 
@@ -132,6 +140,7 @@ def distillation_backward(
     chunk_size: int | None = None,
     inplace: bool = False,
     temperature_hbm: HbmTensor | None = None,
+    partitions_per_position: int = 1,
 ) -> nl.NkiTensor:
     """Compute the gradient of :func:`distillation_forward` with respect to the student's logits; the teacher gets none.
 
@@ -152,6 +161,7 @@ def distillation_backward(
         inplace: whether the gradient is written over ``student_hbm``; else into a new tensor of the same dtype.
         temperature_hbm: see the forward; it gets no gradient. The row of a position whose temperature is not accepted
             is NaN, unless the position is ignored.
+        partitions_per_position: see the forward; the value may differ from the forward's.
 
     Returns:
         grad_student_hbm: [N, V], in the student's dtype; 0 at ignored positions, unless a logit there is +inf or NaN.
@@ -168,6 +178,7 @@ def distillation_backward(
         labels_hbm,
         options,
         chunk_size,
+        partitions_per_position,
         is_backward=True,
         temperature_hbm=temperature_hbm,
     )

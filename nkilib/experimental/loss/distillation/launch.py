@@ -13,22 +13,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from nkilib.core.hardware import PARTITIONS
 from nkilib.core.host.options import is_integer
 from nkilib.core.loss_arguments import require_float_tensor
 from nkilib.core.plan_limits import limited_batches
 from nkilib.core.rows.batches import Batch, batches_of_core
 from nkilib.core.rows.checks import require, require_indirect_dma, require_vector
 from nkilib.core.rows.recomputation import BATCHES_MAX
+from nkilib.core.rows.row_plan import RowPlan
+from nkilib.core.rows.row_plan import batches_of_core as row_batches_of_core
 from nkilib.core.rows.sbuf import dtype_bytes
+from nkilib.core.rows.stream import SplitRows
 from nkilib.experimental.loss.cross_entropy.validation import validate_temperatures
-from nkilib.experimental.loss.distillation.tiling import DistillationTiling, Form, most_columns
+from nkilib.experimental.loss.distillation.tiling import (
+    SAMPLE_COLUMNS,
+    DistillationTiling,
+    Form,
+    most_columns,
+    part_columns,
+)
 from nkilib.experimental.loss.temperatures import TemperatureLimits
 from nkilib.nki import nl
 
 # Positions processed at a time, one per partition.
 POSITIONS = 128
-# Columns of a row whose maximum is its shift.
-SAMPLE_COLUMNS = 512
 # Logits are raised to it: finite whatever the temperature is, exp is 0 there, and bfloat16 has it.
 LOWEST = -(2.0**116)
 # The temperatures for which that holds, and for which their squares are normal numbers.
@@ -45,6 +53,11 @@ def tile_dtype(dtype: nl.DType) -> nl.DType:
     float16 has no room for the finite value that replaces -inf.
     """
     return nl.bfloat16 if dtype == nl.bfloat16 else nl.float32
+
+
+def bytes_of_pair(student: nl.DType, teacher: nl.DType) -> int:
+    """Return the bytes on chip of one logit of the student and one of the teacher together, from their types."""
+    return dtype_bytes(tile_dtype(student)) + dtype_bytes(tile_dtype(teacher))
 
 
 @dataclass(frozen=True)
@@ -113,9 +126,24 @@ class Launch:
         return int(self.student_hbm.shape[1])
 
     @property
+    def row_columns(self) -> int:
+        """The number of columns that a position has in each of its partitions, padding included."""
+        return part_columns(self.vocab_size, self.tiling.partitions_per_position)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether a position lies on several partitions."""
+        return self.tiling.partitions_per_position > 1
+
+    @property
+    def form(self) -> Form:
+        """The form of the launch."""
+        return Form.of(self.is_mixed, self.is_backward)
+
+    @property
     def bytes_of_pair(self) -> int:
         """The bytes on chip of one logit of the student and one of the teacher together."""
-        return dtype_bytes(tile_dtype(self.student_hbm.dtype)) + dtype_bytes(tile_dtype(self.teacher_hbm.dtype))
+        return bytes_of_pair(self.student_hbm.dtype, self.teacher_hbm.dtype)
 
     @property
     def is_mixed(self) -> bool:
@@ -136,9 +164,11 @@ class Launch:
         """Return the parts into which the positions are divided: each part is processed before the next one begins.
 
         The forward recomputes some rows at the end of a part, and remembers on chip which ones. It can do that for
-        ``BATCHES_MAX`` batches of rows per core, so a part has no more.
+        ``BATCHES_MAX`` batches of rows per core, so a part has no more. Where positions are split, it is their
+        coefficients that limit the number of batches.
         """
-        most = limited_batches(BATCHES_MAX) * POSITIONS * int(nl.num_programs())
+        positions = POSITIONS // self.tiling.partitions_per_position
+        most = limited_batches(BATCHES_MAX) * positions * int(nl.num_programs())
         return [Part(start, min(start + most, self.num_positions)) for start in range(0, self.num_positions, most)]
 
     def of_part(self, part: Part) -> Launch:
@@ -155,8 +185,15 @@ class Launch:
         )
 
     def batches(self) -> list[Batch]:
-        """Return the batches of this core."""
+        """Return the batches of this core, with one position a partition."""
         return batches_of_core(self.num_positions, nl.num_programs(), nl.program_id(), POSITIONS)
+
+    def split_batches(self) -> list[SplitRows]:
+        """Return the batches of this core, with several partitions a position."""
+        parts = self.tiling.partitions_per_position
+        plan = RowPlan(self.vocab_size, parts, self.vocab_size // parts, self.row_columns, 1, 1, 1)
+        cores, core = nl.num_programs(), nl.program_id()
+        return [SplitRows(batch) for batch in row_batches_of_core(plan, 1, self.num_positions, cores, core)]
 
 
 def _validate_options(launch: Launch) -> None:
@@ -209,6 +246,16 @@ def validate(launch: Launch) -> None:
         f"{function}: ignore_index must be an int32, got {options.ignore_index}; "
         f"use a label that is no class, such as -100",
     )
+    _validate_parts(launch)
+
+
+def _validate_parts(launch: Launch) -> None:
+    parts = launch.tiling.partitions_per_position
+    require(
+        is_integer(parts) and 1 <= parts <= PARTITIONS and parts & (parts - 1) == 0,
+        f"{launch.function}: partitions_per_position must be a power of two from 1 to {PARTITIONS}, got {parts}; "
+        f"take that of choose_distillation_tiling",
+    )
 
 
 def validate_tiling(launch: Launch) -> None:
@@ -217,12 +264,12 @@ def validate_tiling(launch: Launch) -> None:
     Raises:
         AssertionError: if they do not; the message names function, requirement, value and remedy.
     """
-    chunk_size, vocab_size = launch.tiling.chunk_size, launch.vocab_size
-    largest = most_columns(vocab_size, launch.bytes_of_pair, Form.of(launch.is_mixed, launch.is_backward))
+    chunk_size, columns = launch.tiling.chunk_size, launch.row_columns
+    largest = most_columns(columns, launch.bytes_of_pair, launch.form)
     require(
-        is_integer(chunk_size) and 0 < chunk_size <= largest and vocab_size <= MOST_CHUNKS * chunk_size,
+        is_integer(chunk_size) and 0 < chunk_size <= largest and columns <= MOST_CHUNKS * chunk_size,
         f"{launch.function}: chunk_size must be an integer from 1 to {largest} that makes at most {MOST_CHUNKS} "
-        f"chunks of {vocab_size} entries, got {chunk_size}; pass chunk_size={largest}",
+        f"chunks of {columns} entries, got {chunk_size}; pass chunk_size={largest}",
     )
 
 

@@ -28,8 +28,15 @@ from nkilib.core.rows.sbuf import ring_of
 from nkilib.core.rows.scale import Scale
 from nkilib.core.rows.stream import Rows
 from nkilib.core.rows.tiles import float32_like
-from nkilib.experimental.loss.distillation.launch import POSITIONS, SAMPLE_COLUMNS, Launch, tile_dtype
-from nkilib.experimental.loss.distillation.tiling import IN_FLIGHT, SPARE_CHUNKS, MixturePlan, mixture_plan
+from nkilib.experimental.loss.distillation.launch import POSITIONS, Launch, tile_dtype
+from nkilib.experimental.loss.distillation.pair import load_columns
+from nkilib.experimental.loss.distillation.tiling import (
+    IN_FLIGHT,
+    SAMPLE_COLUMNS,
+    SPARE_CHUNKS,
+    MixturePlan,
+    mixture_plan,
+)
 from nkilib.experimental.loss.distillation.totals import (
     ChunkSums,
     Totals,
@@ -133,8 +140,8 @@ class PairRing:
     def load(self, launch: Launch, number: int, span: Span[Rows]) -> None:
         """Issue the loads of chunk ``number``: the logits of ``span``."""
         logits = self.at(number, span)
-        nisa.dma_copy(dst=logits.student_sbuf, src=span.rows.part_of(launch.student_hbm, span.start, span.end))
-        nisa.dma_copy(dst=logits.teacher_sbuf, src=span.rows.part_of(launch.teacher_hbm, span.start, span.end))
+        load_columns(span.rows, launch.student_hbm, span.start, span.end, logits.student_sbuf)
+        load_columns(span.rows, launch.teacher_hbm, span.start, span.end, logits.teacher_sbuf)
 
 
 class LogitSource(Protocol):
@@ -155,7 +162,7 @@ class LogitSource(Protocol):
 
 def spans_of(launch: Launch, rows: list[Rows]) -> list[Span[Rows]]:
     """Return the spans of all chunks, row after row."""
-    size, columns = launch.tiling.chunk_size, launch.vocab_size
+    size, columns = launch.tiling.chunk_size, launch.row_columns
     return [Span(of_rows, start, min(start + size, columns)) for of_rows in rows for start in range(0, columns, size)]
 
 
@@ -176,7 +183,6 @@ class KeptLogits(Generic[Rows]):
     loads: int = 0
 
     def __post_init__(self) -> None:
-        # The loads of the first chunks, as many as the ring buffers hold.
         self._load_to(len(self.ring.student))
 
     def first(self, number: int) -> Logits:
@@ -186,7 +192,6 @@ class KeptLogits(Generic[Rows]):
         return self.ring.at(number, self.spans[number])
 
     def release(self, number: int) -> None:
-        # Another chunk is loaded into the released slot.
         self._load_to(number + 1 + len(self.ring.student))
 
     def _load_to(self, end: int) -> None:
@@ -257,7 +262,7 @@ class MixtureRings:
     def make(cls, launch: Launch, plan: MixturePlan) -> MixtureRings:
         """Allocate the ring buffers of a launch."""
         if plan.keeps_rows:
-            chunks = div_ceil(launch.vocab_size, launch.tiling.chunk_size)
+            chunks = div_ceil(launch.row_columns, launch.tiling.chunk_size)
             ring = PairRing.make(launch, chunks + SPARE_CHUNKS)
             return cls(launch, True, ring, ring)
         return cls(launch, False, PairRing.make(launch, IN_FLIGHT), PairRing.make(launch, IN_FLIGHT + plan.group + 1))
@@ -327,7 +332,6 @@ class _Floors:
 
 
 def _raise_to_floors(logits_sbuf: nl.NkiTensor, floor_sbuf: nl.NkiTensor) -> None:
-    # If the logits are float32, GpSimd processes half of the columns.
     columns = logits_sbuf.shape[1]
     half = columns // 2 if logits_sbuf.dtype == nl.float32 else 0
     first_sbuf = logits_sbuf[:, 0 : columns - half]
@@ -363,7 +367,7 @@ class _BothVisits:
         source: the source of the logits.
         totals: the totals of each entry of the list.
         chunks: the number of chunks per row.
-        has_maxima, at_shifts: see ``MixtureForward.visit``.
+        has_maxima, at_shifts, at_sums: see ``MixtureForward.visit``.
         summed: the number of chunks whose first pass is over.
         opened: the chunks whose differences are computed, before their second pass, by number.
     """
@@ -374,6 +378,7 @@ class _BothVisits:
     chunks: int
     has_maxima: bool
     at_shifts: Callable[[int], None]
+    at_sums: Callable[[int], None]
     summed: int = 0
     opened: dict[int, Opened] = field(default_factory=dict)
     _floors: dict[int, _Floors] = field(default_factory=dict)
@@ -404,6 +409,7 @@ class _BothVisits:
         if number < len(self.totals):
             self._sums(number).weighting.total(self.totals[number].teacher.sums_sbuf, self.chunks)
             self._sums(number).other.total(self.totals[number].student.sums_sbuf, self.chunks)
+            self.at_sums(number)
 
     def take_terms(self, number: int) -> None:
         """Do the second pass for entry ``number`` of the list, and the first pass for the entry that follows."""
@@ -519,8 +525,8 @@ class MixtureForward:
     def make(cls, launch: Launch) -> MixtureForward:
         """Allocate the memory of a launch whose beta is strictly between 0 and 1."""
         chunk_size = launch.tiling.chunk_size
-        plan = mixture_plan(launch.vocab_size, chunk_size, launch.bytes_of_pair)
-        chunks = div_ceil(launch.vocab_size, chunk_size)
+        plan = mixture_plan(launch.row_columns, chunk_size, launch.bytes_of_pair)
+        chunks = div_ceil(launch.row_columns, chunk_size)
         return cls(
             launch,
             plan,
@@ -531,7 +537,12 @@ class MixtureForward:
         )
 
     def visit(
-        self, rows: list[Rows], totals: list[Totals], has_maxima: bool, at_shifts: Callable[[int], None]
+        self,
+        rows: list[Rows],
+        totals: list[Totals],
+        has_maxima: bool,
+        at_shifts: Callable[[int], None],
+        at_sums: Callable[[int], None] = lambda _: None,
     ) -> Iterator[int]:
         """Compute the totals of rows, and yield the index of each entry of ``rows`` after its totals are computed.
 
@@ -541,10 +552,11 @@ class MixtureForward:
             has_maxima: whether the shift of a row is its maximum, from an additional pass before; else the maximum of
                 its first columns.
             at_shifts: a function that is called with the index of an entry after the shifts of its rows are computed.
+            at_sums: likewise, after the sums of exponentials of its rows are computed.
         """
-        columns = div_ceil(self.launch.vocab_size, self.launch.tiling.chunk_size)
+        columns = div_ceil(self.launch.row_columns, self.launch.tiling.chunk_size)
         source = self.rings.source(rows, has_maxima)
-        run = _BothVisits(self, source, totals, columns, has_maxima, at_shifts)
+        run = _BothVisits(self, source, totals, columns, has_maxima, at_shifts, at_sums)
         if has_maxima:
             run.take_maxima()
         for chunk in range(columns):

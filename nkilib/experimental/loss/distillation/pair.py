@@ -3,9 +3,10 @@
 
 """The rows of student and teacher on chip: values of the rows of a core, and chunks of the logits of both models.
 
-N positions, V classes, T the temperature. *Rows* are the positions; the *shift* of a row is subtracted from its logits
-before exponentials are taken; a *chunk* is some columns of a batch of rows, and a *piece* some columns of a chunk, as
-many as a PSUM tile holds. A chunk is *opened* when its loads are issued.
+N positions, V classes, T the temperature. A *row* is a position, or the part of one on a partition; the *shift* of a row
+is subtracted from its logits before exponentials are taken; a *chunk* is some columns of a batch of rows
+(:data:`CoreBatch`), and a *piece* some columns of a chunk, as many as a tile of a piece holds. A chunk is *opened* when
+its loads are issued.
 
 Values are float32 tiles [128, batches], one number per row: the shifts and sums of one model's exponentials
 (:class:`Exponentials`), vectors from HBM (:func:`loaded_rows`, :func:`valid_mask` of labels), and the results that are
@@ -18,14 +19,14 @@ have no distribution.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Generic
 
 from nkilib.core.hardware import div_ceil
-from nkilib.core.rows.batches import Batch, BatchGroup
+from nkilib.core.rows.batches import Batch, BatchGroup, RowsOfMatrix
 from nkilib.core.rows.elements import int32_column, integer_op
 from nkilib.core.rows.scale import ConstantScale, Scale
-from nkilib.core.rows.stream import Chunk, Rows, Stream
+from nkilib.core.rows.stream import Chunk, Rows, SplitRows, Stream
 from nkilib.core.rows.tiles import clamp
 from nkilib.experimental.loss.distillation.launch import (
     LOWEST,
@@ -41,8 +42,11 @@ from nkilib.nki import nisa, nl
 
 # A factor whose product with LOWEST is -inf, and whose product with any other logit is not.
 _BEYOND = 2.0**20
-# PSUM tiles for pieces, in round-robin order: Scalar writes one while Vector reads the other.
-_PSUM_SLOTS = 2
+# Tiles for pieces, in round-robin order: Scalar writes one while Vector reads the other.
+_PIECE_SLOTS = 2
+
+# The rows of a core that are processed at a time: positions, or parts of positions, one in each partition.
+CoreBatch = Batch | SplitRows
 
 
 def row_tile(count: int, value: float = 0.0) -> nl.NkiTensor:
@@ -197,6 +201,8 @@ class Vectors:
 
 def _groups_of(batches: Sequence[Batch]) -> list[BatchGroup]:
     """Return the batches of a core as groups whose batches have equally many rows: the full ones, and the last one."""
+    if not batches:
+        return []
     last = len(batches) - 1
     starts = [0] if last == 0 or batches[last].rows == batches[0].rows else [0, last]
     return [
@@ -206,9 +212,11 @@ def _groups_of(batches: Sequence[Batch]) -> list[BatchGroup]:
 
 
 def loaded_rows(
-    vector_hbm: nl.NkiTensor, batches: Sequence[Batch], dtype: nl.DType = nl.float32, fill: int = 0
+    vector_hbm: nl.NkiTensor, batches: Sequence[CoreBatch], dtype: nl.DType = nl.float32, fill: int = 0
 ) -> nl.NkiTensor:
     """Load the values of a core's rows from a vector [N] into a tile [128, batches].
+
+    Each part of a position gets the value of the position.
 
     Args:
         vector_hbm: the vector.
@@ -218,7 +226,10 @@ def loaded_rows(
     """
     tile_sbuf = nl.ndarray((POSITIONS, len(batches)), dtype=dtype, buffer=nl.sbuf)
     nisa.memset(dst=tile_sbuf, value=fill)
-    for group in _groups_of(batches):
+    for number, rows in enumerate(batches):
+        if isinstance(rows, SplitRows):
+            rows.batch.load_values(vector_hbm, column(tile_sbuf, number, rows.rows))
+    for group in _groups_of([rows for rows in batches if isinstance(rows, Batch)]):
         rows_hbm = vector_hbm.slice(
             0, group.first, group.first + (group.rows * group.batches - 1) * group.cores + 1, group.cores
         )
@@ -242,7 +253,7 @@ def valid_mask(labels_sbuf: nl.NkiTensor, ignore_index: int) -> nl.NkiTensor:
 class CoreRows:
     """A loader of per-row values, for all rows of a core; unused rows of the last batch get the value 1."""
 
-    batches: Sequence[Batch]
+    batches: Sequence[CoreBatch]
 
     def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
         """Load a vector [N] into a tile [128, batches]."""
@@ -276,18 +287,18 @@ class RowTemperatures:
 
 @dataclass(frozen=True)
 class Piece:
-    """A range of columns of a chunk, and a tile of PSUM for it.
+    """A range of columns of a chunk, and a tile for it.
 
     Attributes:
         number: the index of the piece in its chunk.
         start, end: the columns of the piece, counted in the chunk.
-        tile_psum: the tile, float32 [rows, columns].
+        tile: the tile, float32 [rows, columns].
     """
 
     number: int
     start: int
     end: int
-    tile_psum: nl.NkiTensor
+    tile: nl.NkiTensor
 
     def of(self, tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
         """Return the columns of the piece in a tile of the chunk's size."""
@@ -303,7 +314,8 @@ class Buffers:
         pairs: one view of both tiles of each chunk, [128, 2, columns]; empty if their dtypes differ.
         scratch: float32 tiles by their purpose, used round-robin.
         unread_sbuf: a tile for values that are only summed; nothing reads it.
-        pieces_psum: the PSUM tiles of pieces, used round-robin.
+        piece_tiles: the tiles of pieces, used round-robin: in PSUM; but in SBUF if positions are split, because chunks
+            are short then, and GpSimd does not read PSUM.
         lowest_sbuf: ``LOWEST``, [128, 1].
     """
 
@@ -312,7 +324,7 @@ class Buffers:
     pairs: list[nl.NkiTensor]
     scratch: dict[str, list[nl.NkiTensor]]
     unread_sbuf: nl.NkiTensor
-    pieces_psum: list[nl.NkiTensor]
+    piece_tiles: list[nl.NkiTensor]
     lowest_sbuf: nl.NkiTensor
 
     @classmethod
@@ -330,7 +342,7 @@ class Buffers:
             return [nl.ndarray((POSITIONS, *middle, size), dtype=dtype, buffer=nl.sbuf) for _ in range(count)]
 
         piece = min(size, piece_columns)
-        slots = _PSUM_SLOTS if piece else 0
+        slots, of_pieces = _PIECE_SLOTS if piece else 0, nl.sbuf if launch.is_split else nl.psum
         student_dtype, teacher_dtype = tile_dtype(launch.student_hbm.dtype), tile_dtype(launch.teacher_hbm.dtype)
         count = IN_FLIGHT + ahead
         pairs = tiles(count, student_dtype, 2) if student_dtype == teacher_dtype else []
@@ -340,7 +352,7 @@ class Buffers:
             pairs,
             {name: tiles(count, nl.float32) for name, count in scratch.items()},
             tiles(1, nl.bfloat16)[0],
-            [nl.ndarray((POSITIONS, piece), dtype=nl.float32, buffer=nl.psum) for _ in range(slots)],
+            [nl.ndarray((POSITIONS, piece), dtype=nl.float32, buffer=of_pieces) for _ in range(slots)],
             row_tile(1, LOWEST),
         )
 
@@ -373,14 +385,14 @@ class Buffers:
         chunk.
         """
         rows, columns = like_sbuf.shape
-        size, slots = self.pieces_psum[0].shape[1], len(self.pieces_psum)
+        size, slots = self.piece_tiles[0].shape[1], len(self.piece_tiles)
         most = div_ceil(self.student[0].shape[1], size)
         return [
             Piece(
                 number,
                 start,
                 min(start + size, columns),
-                self.pieces_psum[(load * most + number) % slots][0:rows, 0 : min(size, columns - start)],
+                self.piece_tiles[(load * most + number) % slots][0:rows, 0 : min(size, columns - start)],
             )
             for number, start in enumerate(range(0, columns, size))
         ]
@@ -415,6 +427,24 @@ class PairChunk(Generic[Rows]):
         return self.difference_sbuf
 
 
+def load_columns(
+    rows: RowsOfMatrix | SplitRows, matrix_hbm: nl.NkiTensor, start: int, end: int, chunk_sbuf: nl.NkiTensor
+) -> None:
+    """Issue the load of columns ``start`` to ``end`` of rows into a tile."""
+    if isinstance(rows, SplitRows):
+        rows.load(matrix_hbm, start, end, chunk_sbuf, LOWEST)
+    else:
+        nisa.dma_copy(dst=chunk_sbuf, src=rows.part_of(matrix_hbm, start, end))
+
+
+def store(chunk: Chunk[CoreBatch], matrix_hbm: nl.NkiTensor, chunk_sbuf: nl.NkiTensor) -> None:
+    """Store a tile [rows, columns] as a chunk of a matrix."""
+    if isinstance(chunk.batch, SplitRows):
+        chunk.batch.store(matrix_hbm, chunk.start, chunk.end, chunk_sbuf)
+    else:
+        nisa.dma_copy(dst=chunk.of(matrix_hbm), src=chunk_sbuf)
+
+
 @dataclass(frozen=True)
 class PairStream(Generic[Rows]):
     """A stream of the student's and the teacher's logits, in chunks of the same rows and columns.
@@ -425,6 +455,8 @@ class PairStream(Generic[Rows]):
         is_reverse: whether differences are student - teacher.
         has_differences: for each entry of the list of rows, whether its chunks need differences.
         at_opening: a function that is called with each chunk when the chunk is opened; or None.
+        raise_lowest: the function that replaces -inf in a chunk before differences are taken; None for
+            :meth:`Buffers.raise_lowest`.
         opened: the chunks that are on chip, or being loaded, by their numbers.
     """
 
@@ -434,6 +466,7 @@ class PairStream(Generic[Rows]):
     is_reverse: bool
     has_differences: list[bool]
     at_opening: Callable[[PairChunk[Rows]], None] | None
+    raise_lowest: Callable[[PairChunk[Rows]], None] | None
     opened: dict[int, PairChunk[Rows]] = field(default_factory=dict)
 
     @classmethod
@@ -444,18 +477,20 @@ class PairStream(Generic[Rows]):
         buffers: Buffers,
         has_differences: list[bool],
         at_opening: Callable[[PairChunk[Rows]], None] | None = None,
+        raise_lowest: Callable[[PairChunk[Rows]], None] | None = None,
     ) -> PairStream[Rows]:
         """Return a stream of the rows ``visits``, which are visited in this order.
 
         See the class for the other arguments.
         """
         return cls(
-            Stream.make(launch.student_hbm, visits, buffers.student),
-            Stream.make(launch.teacher_hbm, visits, buffers.teacher),
+            Stream.make(launch.student_hbm, visits, buffers.student, columns=launch.row_columns),
+            Stream.make(launch.teacher_hbm, visits, buffers.teacher, columns=launch.row_columns),
             buffers,
             launch.is_reverse,
             has_differences,
             at_opening,
+            raise_lowest,
         )
 
     @property
@@ -490,20 +525,25 @@ class PairStream(Generic[Rows]):
         """
         for number in range(0 if load == 0 else load + IN_FLIGHT - 1, min(load + IN_FLIGHT, self.student.loads)):
             for side in (self.student, self.teacher):
-                nisa.dma_copy(dst=side.on_chip(number), src=side.chunk(number).of(side.matrix_hbm))
+                chunk = side.chunk(number)
+                load_columns(chunk.batch, side.matrix_hbm, chunk.start, chunk.end, side.on_chip(number))
 
     def _open(self, load: int) -> PairChunk[Rows]:
         self._load(load)
         student_sbuf, teacher_sbuf = self.student.on_chip(load), self.teacher.on_chip(load)
-        visit, difference_sbuf = load // self.num_chunks, None
+        visit = load // self.num_chunks
+        pair = PairChunk(self.student.chunk(load), visit, student_sbuf, teacher_sbuf, None)
         if self.has_differences[visit]:
-            self.buffers.raise_lowest(load, student_sbuf, teacher_sbuf)
+            if self.raise_lowest is None:
+                self.buffers.raise_lowest(load, student_sbuf, teacher_sbuf)
+            else:
+                self.raise_lowest(pair)
             difference_sbuf = self.buffers.tile("difference", load, student_sbuf)
             first_sbuf, second_sbuf = (student_sbuf, teacher_sbuf) if self.is_reverse else (teacher_sbuf, student_sbuf)
             nisa.tensor_tensor(
                 dst=difference_sbuf, data1=first_sbuf, data2=second_sbuf, op=nl.subtract, engine=nisa.engine.gpsimd
             )
-        pair = PairChunk(self.student.chunk(load), visit, student_sbuf, teacher_sbuf, difference_sbuf)
+            pair = replace(pair, difference_sbuf=difference_sbuf)
         if self.at_opening is not None:
             self.at_opening(pair)
         return pair

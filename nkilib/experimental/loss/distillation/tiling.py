@@ -3,8 +3,9 @@
 
 """The division of rows into chunks, and of chunks into groups: arithmetic only, for host code and kernels.
 
-V classes; *rows* are the positions, a *chunk* is some columns of a row. :func:`choose_distillation_tiling` chooses the
-size of chunks. For Jensen-Shannon, :func:`mixture_plan` tells how the forward keeps or reloads its chunks, and
+V classes; *rows* are the positions, or parts of them, a *chunk* is some columns of a row.
+:func:`choose_distillation_tiling` chooses the number of partitions of a position, and :func:`tiling_of` the size of
+chunks. For Jensen-Shannon, :func:`mixture_plan` tells how the forward keeps or reloads its chunks, and
 :func:`gradient_group` how many of them the backward processes at a time.
 """
 
@@ -13,7 +14,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from nkilib.core.hardware import div_ceil
+from nkilib.core.cores import positions_of_core
+from nkilib.core.hardware import PARTITIONS, div_ceil
 from nkilib.core.plan_limits import limited_sbuf_bytes
 
 # The maximum columns of a chunk: more gain nothing.
@@ -31,16 +33,49 @@ _KEPT_BYTES, KEPT_COLUMNS, SPARE_CHUNKS = 201_000, 1408, 1
 _LEAST_GROUP, _MOST_GROUP = 2, 8
 # Sizes are rounded up to multiples of this.
 _ROUND = 128
+# Chunks of a part of a position, if they have so many columns at least, and the most columns of a chunk.
+_PIECES, _PIECE_MIN, _PIECE_MAX = 4, 512, 2048
+# Columns of a row whose maximum is its shift, if it lies on one partition.
+SAMPLE_COLUMNS = 512
+# The partitions of a position, if each has so many columns. Kernels are launched on the two cores of a logical
+# NeuronCore. The bytes of a pair of bfloat16.
+_ALL_PARTS, _PART_MIN, _CORES, _SHORT_PAIR = (2, 4, 8, 16, 32, 64, 128), 128, 2, 4
+
+
+class _Times(NamedTuple):
+    """The modelled nanoseconds of a launch on trn2: of its start and end, of each batch, and of a column of a batch."""
+
+    launch: float
+    batch: float
+    column: float
+
+
+# By form and types (is one longer than bfloat16?): positions on one partition, and on several. Fitted to profiles of
+# launches of 2 to 1,100 positions; of both Kullback-Leibler divergences, the slower one on several partitions.
+_TIMES = {
+    ("KL", False): (_Times(12_000, 5_000, 1.72), _Times(3_000, 11_000, 3.45)),
+    ("KL", True): (_Times(12_000, 5_000, 2.85), _Times(3_000, 11_000, 3.7)),
+    ("gradient of a KL", False): (_Times(7_000, 2_500, 2.27), _Times(5_000, 4_500, 2.7)),
+    ("gradient of a KL", True): (_Times(7_000, 2_500, 4.2), _Times(5_000, 4_500, 4.2)),
+    ("mixture", False): (_Times(4_000, 22_000, 5.5), _Times(0, 28_000, 8.8)),
+    ("mixture", True): (_Times(4_000, 22_000, 6.0), _Times(0, 28_000, 10.0)),
+    ("gradient of a mixture", False): (_Times(7_000, 2_500, 2.27), _Times(5_000, 4_500, 2.8)),
+    ("gradient of a mixture", True): (_Times(7_000, 2_500, 4.2), _Times(5_000, 4_500, 4.4)),
+}
+# Of the loop over recomputed rows, though no row is recomputed; of the columns that only a last part has.
+_RECOMPUTATION, _TAIL = 31_000.0, 1_800.0
 
 
 class DistillationTiling(NamedTuple):
     """The tiling of a launch; pass it as ``kernel[2](..., **tiling._asdict())``.
 
     Attributes:
-        chunk_size: the number of vocabulary entries that are processed at a time.
+        chunk_size: the number of vocabulary entries of a partition that are processed at a time.
+        partitions_per_position: the number of partitions that a position lies on; a launch with fewer classes has one.
     """
 
     chunk_size: int
+    partitions_per_position: int = 1
 
 
 class Form(Enum):
@@ -63,7 +98,6 @@ class Form(Enum):
 
 
 def _bytes_of_group(group: int, bytes_of_pair: int) -> int:
-    # Logits, differences of group + 2 chunks, two tiles of weights, and 16-bit numbers.
     return (IN_FLIGHT + group + 1) * bytes_of_pair + (group + 4) * _FLOAT32_BYTES + 2
 
 
@@ -157,21 +191,65 @@ def gradient_group(chunk_size: int, bytes_of_pair: int) -> int:
     return max(fitting, default=_LEAST_GROUP)
 
 
-def choose_distillation_tiling(
-    vocab_size: int, bytes_of_pair: int, is_mixed: bool, is_backward: bool = False
-) -> DistillationTiling:
-    """Return the size of the chunks of a row, which are nearly equal.
+def part_columns(vocab_size: int, parts: int) -> int:
+    """Return the number of columns of the longest part, the last one, of a position on ``parts`` partitions."""
+    return vocab_size - (parts - 1) * (vocab_size // parts)
+
+
+def tiling_of(vocab_size: int, bytes_of_pair: int, form: Form, parts: int) -> DistillationTiling:
+    """Return the tiling of positions on ``parts`` partitions, or on one if they have fewer classes than that.
 
     It depends only on the arguments, so that the bits of a row's results do not depend on other rows.
+    """
+    if vocab_size < parts:
+        parts = 1
+    columns = part_columns(vocab_size, parts)
+    kept = _even_chunks(columns, min(columns, KEPT_COLUMNS))
+    if form is Form.MIXTURE and mixture_plan(columns, kept, bytes_of_pair).keeps_rows:
+        return DistillationTiling(kept, parts)
+    most = most_columns(columns, bytes_of_pair, form)
+    if parts > 1:
+        most = min(most, _PIECE_MAX, max(_PIECE_MIN, div_ceil(columns, _PIECES)))
+    return DistillationTiling(_even_chunks(columns, most), parts)
+
+
+def _parts_of(num_positions: int, vocab_size: int, bytes_of_pair: int, is_mixed: bool, is_backward: bool) -> int:
+    """Return the number of partitions of a position with which a launch on two cores is modelled to be fastest."""
+    name = ("gradient of a " if is_backward else "") + ("mixture" if is_mixed else "KL")
+    positions, times = positions_of_core(num_positions, _CORES, 0), _TIMES[name, bytes_of_pair > _SHORT_PAIR]
+
+    def estimate(parts: int) -> float:
+        of_launch, of_batch, of_column = times[parts > 1]
+        if parts == 1 and not is_backward:
+            of_launch += _RECOMPUTATION
+        if vocab_size % parts:
+            of_launch += _TAIL
+        batches = div_ceil(positions, PARTITIONS // parts)
+        return of_launch + batches * (of_batch + of_column * part_columns(vocab_size, parts))
+
+    if vocab_size <= SAMPLE_COLUMNS:
+        return 1
+    return min((1, *(parts for parts in _ALL_PARTS if vocab_size // parts >= _PART_MIN)), key=estimate)
+
+
+def choose_distillation_tiling(
+    vocab_size: int,
+    bytes_of_pair: int,
+    is_mixed: bool,
+    is_backward: bool = False,
+    num_positions: int | None = None,
+) -> DistillationTiling:
+    """Return the tiling with which a launch is modelled to be fastest on two cores: chunks are nearly equal.
 
     Args:
         vocab_size: V.
         bytes_of_pair: the bytes of a logit of the student and one of the teacher, on chip, where float16 takes four.
         is_mixed: whether beta is neither 0 nor 1.
         is_backward: whether the tiling is for the gradient.
+        num_positions: N, on which the number of partitions of a position depends; None for one partition, with which
+            the bits of a row's results do not depend on N.
     """
-    form = Form.of(is_mixed, is_backward)
-    kept = _even_chunks(vocab_size, min(vocab_size, KEPT_COLUMNS))
-    if form is Form.MIXTURE and mixture_plan(vocab_size, kept, bytes_of_pair).keeps_rows:
-        return DistillationTiling(kept)
-    return DistillationTiling(_even_chunks(vocab_size, most_columns(vocab_size, bytes_of_pair, form)))
+    parts = 1
+    if num_positions is not None:
+        parts = _parts_of(num_positions, vocab_size, bytes_of_pair, is_mixed, is_backward)
+    return tiling_of(vocab_size, bytes_of_pair, Form.of(is_mixed, is_backward), parts)

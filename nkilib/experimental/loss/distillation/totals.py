@@ -8,7 +8,8 @@ of a chunk. The *shift* of a row is subtracted from its logits before exponentia
 beta) Q are the distributions of teacher, student and mixture, and L = log(M / Q).
 
 :class:`ChunkSums` holds the sums of the rows being visited. :class:`Totals` holds the shifts and sums of all rows, and
-tells which rows must be recomputed. :func:`kl_of_totals` and :func:`jensen_shannon_of_totals` compute the results
+tells which rows must be recomputed. :class:`SplitTotals` makes those of positions that lie on several partitions.
+:func:`kl_of_totals` and :func:`jensen_shannon_of_totals` compute the results
 (:class:`Divergences`), with :func:`log_ratio` and :func:`center` of both models' sums.
 """
 
@@ -18,9 +19,12 @@ from dataclasses import dataclass
 from math import log1p
 from typing import TYPE_CHECKING
 
+from nkilib.core.rows.row_plan import RowBatch, on_line
 from nkilib.core.rows.scale import Scale
+from nkilib.core.rows.statistics import Columns, SplitStatistics, Statistics
+from nkilib.core.rows.stream import SplitRows
 from nkilib.core.rows.tiles import RowSums, difference, float32_like, product, scaled
-from nkilib.experimental.loss.distillation.launch import POSITIONS, Launch
+from nkilib.experimental.loss.distillation.launch import POSITIONS, Launch, tile_dtype
 from nkilib.experimental.loss.distillation.pair import Exponentials, RowTemperatures, add_nan_of_empty, row_tile
 from nkilib.nki import nisa, nl
 
@@ -151,6 +155,66 @@ class Totals:
         doubtful_sbuf = float32_like(flags[0])
         nisa.tensor_tensor(dst=doubtful_sbuf, data1=flags[0], data2=flags[1], op=nl.maximum)
         return doubtful_sbuf
+
+
+@dataclass(frozen=True)
+class SplitTotals:
+    """The statistics of student and teacher of a batch of positions.
+
+    Attributes:
+        launch: the launch of the kernel.
+        batch: the positions.
+        student, teacher: the statistics of the partitions and of the positions.
+        of_parts, of_positions: the temperatures, in the partitions and on the line.
+    """
+
+    launch: Launch
+    batch: RowBatch
+    student: SplitStatistics
+    teacher: SplitStatistics
+    of_parts: RowTemperatures
+    of_positions: RowTemperatures
+
+    @classmethod
+    def make(cls, launch: Launch, rows: SplitRows, chunks: int, is_whole: bool = False) -> SplitTotals:
+        """Allocate the statistics of positions with ``chunks`` chunks in each partition; ``is_whole`` is that of
+        :meth:`Statistics.make`.
+        """
+        batch = rows.batch
+        of_parts = RowTemperatures.of(launch, batch, (rows.rows, 1))
+        of_positions = RowTemperatures.of(launch, batch.as_line, (1, batch.lines))
+        student, teacher = (
+            SplitStatistics(
+                batch,
+                Statistics.make(Columns(rows.rows, 1, chunks), tile_dtype(matrix_hbm.dtype), of_parts.scale, is_whole),
+                Statistics.make(Columns(1, batch.lines, 1), nl.float32, of_positions.scale),
+            )
+            for matrix_hbm in (launch.student_hbm, launch.teacher_hbm)
+        )
+        return cls(launch, batch, student, teacher, of_parts, of_positions)
+
+    @property
+    def weighting(self) -> tuple[SplitStatistics, SplitStatistics]:
+        """The statistics of the distribution that weights the logarithms of a KL, and those of the other one."""
+        return (self.student, self.teacher) if self.launch.is_reverse else (self.teacher, self.student)
+
+    def summed(self, of_parts: list[nl.NkiTensor]) -> list[nl.NkiTensor]:
+        """Return the sums of numbers of the partitions, [partitions, 1], for each position, [1, positions]."""
+        lines = [on_line(of_parts_sbuf) for of_parts_sbuf in of_parts]
+        sums = [self.student.rows.columns.row_tile() for _ in of_parts]
+        for sums_sbuf, line_psum in zip(sums, lines, strict=True):
+            self.student.reduce_line(sums_sbuf, line_psum, nl.add)
+        return sums
+
+    def totals(self, sums: list[nl.NkiTensor], weighted_sbuf: nl.NkiTensor, logs_sbuf: nl.NkiTensor) -> Totals:
+        """Return the totals of the positions, once their shifts are known, from other tiles [1, positions]: the sums of
+        exponentials of student and teacher, and the last two of :class:`Totals`.
+        """
+        student, teacher = (
+            Exponentials(side.rows.scale, side.rows.row_neg_max_sbuf, side.rows.bias_sbuf, sums_sbuf)
+            for side, sums_sbuf in zip((self.student, self.teacher), sums, strict=True)
+        )
+        return Totals(student, teacher, weighted_sbuf, logs_sbuf, self.of_positions.temperature)
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,9 @@ _BANKS = 7
 
 @dataclass(frozen=True)
 class Ranking:
-    """The search for the argmax, in z of groups of tiles, or in the scores if they have the same order.
+    """The search for the argmax of positions, group of tiles by group.
+
+    It compares z = scale * score. If the scores have the same order as z, it compares the scores.
 
     Attributes:
         needs: the options of the forward.

@@ -18,13 +18,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from nkilib.core.hardware import PARTITIONS, div_ceil
 from nkilib.core.rows.moments import EntropyMoment, FirstMoment, Moments, lowest_relevant, raise_infinite, raise_to
-from nkilib.core.rows.row_plan import RowBatch, RowPiece, RowPlan, halved, off_line, on_line
+from nkilib.core.rows.row_plan import RowBatch, RowPiece, RowPlan, on_line
 from nkilib.core.rows.sbuf import Ring, ring_of
-from nkilib.core.rows.statistics import Columns, Place, Statistics
+from nkilib.core.rows.statistics import Columns, Place, SplitStatistics, Statistics, halved
 from nkilib.core.rows.tiles import float32_like, load_table, scaled, selected
 from nkilib.experimental.loss.cross_entropy.launch import Launch, Options
 from nkilib.experimental.loss.cross_entropy.layouts.batches import BUFFERS, HALVES, SCORES, TERMS, LoadedPieces
@@ -34,63 +33,44 @@ from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, 
 from nkilib.experimental.loss.cross_entropy.targets import TargetFinder, TargetMasks, TargetValues
 from nkilib.nki import nisa, nl
 
-if TYPE_CHECKING:
-    from nkilib.nki import Operator
-
 # Of so many pieces, GpSimd shares the maxima of one, if its rows have so many columns.
 _SHARED_MAXIMA, _HALVED_MIN = 3, 64
 # Batches whose logarithms are taken together: Scalar loads another activation table for them.
 _BATCHES_OF_LOGS = 2
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Parts:
     """The statistics of split positions, combined from the statistics of their parts.
 
     Attributes:
-        batch: the positions.
-        parts, moments: the statistics and moments of the pieces of each partition, [partitions, 1, pieces].
-        rows, row_moments: the statistics and moments of the positions, [1, positions].
+        statistics: the statistics of the parts and of the positions.
+        moments: the moments of the pieces of each partition, [partitions, 1, pieces].
+        row_moments: the moments of the positions, [1, positions].
     """
 
-    batch: RowBatch
-    parts: Statistics
+    statistics: SplitStatistics
     moments: Moments | None
-    rows: Statistics
     row_moments: Moments | None
 
     def take_weights(self, pieces: int) -> None:
         """Compute the maximum m of each position, and the factor exp(scale * (m_k - m)) of each piece."""
-        parts = self.parts
-        neg_max_sbuf = parts.columns.in_use(parts.neg_max_sbuf, pieces)
-        weights_sbuf = parts.columns.in_use(parts.weights_sbuf, pieces)
-        of_part_sbuf = neg_max_sbuf[:, :, 0]
-        if pieces > 1:
-            of_part_sbuf = parts.row_neg_max_sbuf
-            nisa.tensor_reduce(dst=of_part_sbuf, op=nl.minimum, data=neg_max_sbuf, axis=2)
-        self._reduce(self.rows.row_neg_max_sbuf, of_part_sbuf, nl.minimum)
-        back_psum = off_line(self.rows.row_neg_max_sbuf, self.batch.plan.parts)
-        back_psum = back_psum.expand_dim(2).broadcast(2, pieces)
-        nisa.tensor_tensor(dst=weights_sbuf, data1=back_psum, data2=neg_max_sbuf, op=nl.subtract)
+        statistics = self.statistics
+        of_rows_psum = statistics.take_maxima(statistics.maxima_on_line(pieces))
+        distances_sbuf = statistics.take_distances(of_rows_psum, pieces)
         if self.moments is not None:
-            self.moments.keep_distances(weights_sbuf, pieces)
-        parts.take_weights(pieces)
+            self.moments.keep_distances(distances_sbuf, pieces)
+        statistics.parts.take_weights(pieces)
 
     def combine_sums(self, pieces: int) -> None:
         """Compute the sum of exponentials and the moments of each position."""
         if self.moments is not None and self.row_moments is not None:
-            self.moments.combine(self.parts, pieces)
+            self.moments.combine(self.statistics.parts, pieces)
             for of_rows_sbuf, of_parts_sbuf in zip(
                 _sums_of_rows(self.row_moments), _sums_of_rows(self.moments), strict=True
             ):
-                self._reduce(of_rows_sbuf, of_parts_sbuf, nl.add)
-        self.parts.combine_sums(pieces)
-        self._reduce(self.rows.row_sum_sbuf, self.parts.row_sum_sbuf, nl.add)
-
-    def _reduce(self, dst_sbuf: nl.NkiTensor, of_parts_sbuf: nl.NkiTensor, op: Operator) -> None:
-        """Reduce one value per partition, [partitions, 1], to one value per position, [1, positions]."""
-        line_psum = on_line(of_parts_sbuf).reshape((1, self.batch.lines, self.batch.plan.parts))
-        nisa.tensor_reduce(dst=dst_sbuf, op=op, data=line_psum, axis=2)
+                self.statistics.reduce_line(of_rows_sbuf, on_line(of_parts_sbuf), nl.add)
+        self.statistics.combine_sums(pieces)
 
 
 def _sums_of_rows(moments: Moments) -> list[nl.NkiTensor]:
@@ -289,7 +269,7 @@ class _Forward:
             self.finder.locate(line, masks)
         targets = replace(gathered, masks=masks)
         group = Group(line, of_rows, row_moments, None, of_rows.exact_neg_max_sbuf, targets)
-        parts = _Parts(batch, statistics, moments, of_rows, row_moments)
+        parts = _Parts(SplitStatistics(batch, statistics, of_rows), moments, row_moments)
         return _Open(batch, statistics, moments, parts, group)
 
     def _take(self, opened: _Open, piece: RowPiece, piece_sbuf: nl.NkiTensor) -> None:

@@ -524,10 +524,10 @@ class BackwardStreams:
         There is one buffer of X^T for each operand pair, or one buffer of kept logits.
 
         Args:
-            classes: the classes of the kept logits.
-            at: the index of the first of these classes in their block.
+            classes: the classes of the kept logits to load; not used without kept logits.
+            at: the column of the buffer for the first of these classes.
             positions: the block of positions.
-            tile: the number of the tile in the block.
+            tile: the number of the tile in that block.
         """
         if self.kept is None:
             return self._load_transposed_input(positions, tile)

@@ -50,12 +50,12 @@ def _kind_of(life: LiveRange) -> _Kind:
 
 
 class _Ring(NamedTuple):
-    """The tiles of a kind, which are used round-robin.
+    """The tiles of one size that one line of the kernel makes and uses round-robin.
 
     Attributes:
-        kind: the kind.
-        tensor: the shape and type of a tile.
-        made: the number of tiles on a core.
+        kind: the line and the size.
+        tensor: the shape and type of a tile, as a text.
+        made: the number of these tiles on a core.
         storages: the numbers of the storages of these tiles, on all cores.
     """
 
