@@ -258,15 +258,15 @@ class Options:
 
     @property
     def forward_plan(self) -> SbufPlan:
-        """The SBUF that the forward needs. It has a scratch tile each for capped logits, class weights, class probabilities
-        and the products of sums over all classes, if an option needs it.
+        """The SBUF that the forward needs. It has a scratch tile each for capped logits, class weights, class
+        probabilities and the products of sums over all classes, if an option needs it.
         """
         return self._plan(self.softcap is not None, self.needs_class_weights, self.has_probabilities, self.sums_classes)
 
     @property
     def backward_plan(self) -> SbufPlan:
-        """The SBUF that the backward needs. It has a scratch tile each for exponentials, the squares of capped logits, class
-        weights and class probabilities, if an option needs it.
+        """The SBUF that the backward needs. It has a scratch tile each for exponentials, the squares of capped logits,
+        class weights and class probabilities, if an option needs it.
         """
         return self._plan(not self.is_plain, self.softcap is not None, self.needs_class_weights, self.has_probabilities)
 

@@ -3,8 +3,8 @@
 
 """The rows of student and teacher on chip: values of the rows of a core, and chunks of the logits of both models.
 
-N positions, V classes, T the temperature. A *row* is a position, or the part of one on a partition; the *shift* of a row
-is subtracted from its logits before exponentials are taken; a *chunk* is some columns of a batch of rows
+N positions, V classes, T the temperature. A *row* is a position, or the part of one on a partition; the *shift* of a
+row is subtracted from its logits before exponentials are taken; a *chunk* is some columns of a batch of rows
 (:data:`CoreBatch`), and a *piece* some columns of a chunk, as many as a tile of a piece holds. A chunk is *opened* when
 its loads are issued.
 
