@@ -304,8 +304,8 @@ class NkiTensor(AccessPatterns, PythonOperators):
     def select(self, dim: int, index: int | NkiTensor | DeviceInteger) -> NkiTensor:
         """Return one element of dimension ``dim``, at an integer or a run-time index.
 
-        A run-time index is a register, an ``NkiScalar`` (32-bit for a tensor on chip) or an SBUF tensor (1, 1). Its value
-        is read when an instruction uses the view.
+        A run-time index is a register, an ``NkiScalar`` (32-bit for a tensor on chip) or an SBUF tensor (1, 1). Its
+        value is read when an instruction uses the view.
 
         Raises:
             OutOfRangeError: an integer leaves the dimension; a run-time index is checked when the view is used.
