@@ -235,7 +235,7 @@ class _Reference:
             if recipe.return_outputs:
                 computed |= self._outputs(is_soft)
             computed[f"grad_{self._name}"] = self._gradient(results)
-            if self._by_target:
+            if self._by_target and "loss" in results.upstream:  # no other result depends on the target
                 computed["grad_target"] = self._gradient_of_target(results)
         return computed
 
