@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 
 from benchmarks._inputs import BF16, make_targets
-from benchmarks._memory import MemoryUse, measure_in_process, peak_resident_bytes, resident_bytes
+from benchmarks._memory import MemoryUse, Sizes, measure_in_process, peak_resident_bytes, resident_bytes
 from nkilib.experimental.loss import (
     linear_cross_entropy_backward,
     linear_cross_entropy_forward,
@@ -31,16 +31,8 @@ _SEED = 0
 
 
 @dataclass(frozen=True)
-class LinearCase:
-    """A problem size.
-
-    Attributes:
-        positions, features, classes: N, D and V.
-    """
-
-    positions: int
-    features: int
-    classes: int
+class LinearCase(Sizes):
+    """A problem size, as tables show it."""
 
     def __str__(self) -> str:
         return f"({self.positions}, {self.features}, {self.classes})"

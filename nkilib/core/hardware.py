@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # Rows of a tile: the partitions of SBUF and of PSUM.
 PARTITIONS: Final = 128
+# The numbers of partitions, over one, on which a row may lie.
+SPLITS: Final = (2, 4, 8, 16, 32, 64, 128)
 # Bytes of a float32 number.
 FLOAT32_BYTES: Final = 4
 # The documented domain of ``log`` ends here, and begins at the inverse.

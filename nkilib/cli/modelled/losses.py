@@ -311,10 +311,8 @@ class DistillationKernels(InChunks):
     def chosen(self, **arguments: Any) -> DistillationTiling:
         from nkilib.experimental.loss.distillation.tiling import choose_distillation_tiling
 
-        is_mixed = 0 < arguments.get("beta", 0) < 1
-        return choose_distillation_tiling(
-            self.options.vocab, self._bytes_of_pair, is_mixed, self.is_backward, self.options.positions
-        )
+        sizes = self.options.vocab, self._bytes_of_pair, self._is_mixed(arguments), self.is_backward
+        return choose_distillation_tiling(*sizes, self.options.positions)
 
     def cut(self, asked: dict[str, int], **arguments: Any) -> DistillationTiling:
         """Return the default tiling with the sizes that are asked for, which are those of one partition a position
@@ -334,8 +332,12 @@ class DistillationKernels(InChunks):
         """Return the default tiling of a launch with a number of partitions a position."""
         from nkilib.experimental.loss.distillation.tiling import Form, tiling_of
 
-        form = Form.of(0 < arguments.get("beta", 0) < 1, self.is_backward)
+        form = Form.of(self._is_mixed(arguments), self.is_backward)
         return tiling_of(self.options.vocab, self._bytes_of_pair, form, parts)
+
+    def _is_mixed(self, arguments: dict[str, Any]) -> bool:
+        """Return whether the launch computes a Jensen-Shannon divergence."""
+        return 0 < arguments.get("beta", 0) < 1
 
     @property
     def _bytes_of_pair(self) -> int:

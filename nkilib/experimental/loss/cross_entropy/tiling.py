@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from nkilib.core.cores import positions_of_core
-from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS, div_ceil
+from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS, SPLITS, div_ceil
 from nkilib.core.host.sizes import checked_size, dtype_name
 from nkilib.core.plan_limits import PlanLimits, limited_sbuf_bytes, limits_in_force
 from nkilib.core.rows.batches import SWAPPED_BATCHES_MIN
@@ -96,7 +96,6 @@ _OF_FEW_BUFFERS = {1: 1.1, 2: 1.1, 3: 1.01}
 
 # Several partitions a position: for more classes than so many, of which each partition has from so many to so many. A
 # further batch costs as much as so many bytes.
-_ALL_PARTS = (2, 4, 8, 16, 32, 64, 128)
 _SPLIT_CLASSES_MIN, _PART_MIN, _PART_MAX, _BYTES_OF_BATCH = 512, 128, 500_000, 14_000
 # If the columns that a partition processes become so small a share of those of one position a partition, by direction
 # and by whether elements have 16 bits; and the least share of a batch that a last one of few positions costs.
@@ -286,7 +285,7 @@ def _layout(num_positions: int, vocab_size: int, itemsize: int, direction: str, 
     earlier, last = divmod(positions - 1, PARTITIONS)
     of_last = max(_LAST_BATCH[direction], min(1.0, (last + 1) / _PARTITIONS_OF_DMA_ENGINE))
     most = PARTITIONS // positions if extended and itemsize < FLOAT32_BYTES else PARTITIONS
-    all_parts = [parts for parts in _ALL_PARTS if parts <= most and _PART_MIN <= vocab_size // parts <= _PART_MAX]
+    all_parts = [parts for parts in SPLITS if parts <= most and _PART_MIN <= vocab_size // parts <= _PART_MAX]
     if vocab_size > _SPLIT_CLASSES_MIN and all_parts and num_positions * vocab_size <= INDEX_LIMIT:
         parts = min(all_parts, key=columns)
         if columns(parts) <= _SPLIT_SHARES[direction, itemsize < FLOAT32_BYTES] * (earlier + of_last) * vocab_size:

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from nkilib.core.cores import positions_of_core
-from nkilib.core.hardware import PARTITIONS, div_ceil
+from nkilib.core.hardware import PARTITIONS, SPLITS, div_ceil
 from nkilib.core.plan_limits import limited_sbuf_bytes
 
 # The maximum columns of a chunk: more gain nothing.
@@ -37,9 +37,9 @@ _ROUND = 128
 _PIECES, _PIECE_MIN, _PIECE_MAX = 4, 512, 2048
 # Columns of a row whose maximum is its shift, if it lies on one partition.
 SAMPLE_COLUMNS = 512
-# The partitions of a position, if each has so many columns. Kernels are launched on the two cores of a logical
-# NeuronCore. The bytes of a pair of bfloat16.
-_ALL_PARTS, _PART_MIN, _CORES, _SHORT_PAIR = (2, 4, 8, 16, 32, 64, 128), 128, 2, 4
+# The least columns of each partition of a position. Kernels are launched on the two cores of a logical NeuronCore. The
+# bytes of a pair of bfloat16.
+_PART_MIN, _CORES, _SHORT_PAIR = 128, 2, 4
 
 
 class _Times(NamedTuple):
@@ -229,7 +229,7 @@ def _parts_of(num_positions: int, vocab_size: int, bytes_of_pair: int, is_mixed:
 
     if vocab_size <= SAMPLE_COLUMNS:
         return 1
-    return min((1, *(parts for parts in _ALL_PARTS if vocab_size // parts >= _PART_MIN)), key=estimate)
+    return min((1, *(parts for parts in SPLITS if vocab_size // parts >= _PART_MIN)), key=estimate)
 
 
 def choose_distillation_tiling(
